@@ -1,0 +1,28 @@
+"""Rollout: sampled tokens with the logprobs the rollout side reported."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from samebits.tools.schema.artifacts.base import Manifest
+
+
+class RolloutManifest(Manifest):
+    """rollout.safetensors holds, for S sequences, P prompt tokens and N sampled tokens in all:
+
+    prompt_ids int32 [P], prompt_offsets int64 [S+1], sampled_ids int32 [N], sampled_offsets int64 [S+1],
+    logprob float32 [N] (nats, as reported), valid bool [N] (False: masked, not counted).
+    """
+
+    kind: Literal["rollout"] = "rollout"
+    sequences: int
+    tokens: int
+    """Sampled tokens in all, masked ones included."""
+    temperature: float
+    top_p: float
+    top_k: int
+    logprobs: Literal["raw", "processed", "unknown"]
+    weight_version: int = 0
+    side: str
+    """What generated it: "vllm 0.32.0", "transformers", or the file it was read from."""
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,14 @@
+"""The base of every model that crosses a process or file border."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA_VERSION = 1
+"""Version of all artifact schemas; an artifact of another version is refused, never guessed at."""
+
+
+class Model(BaseModel):
+    """Frozen, closed, documented by the strings under its fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

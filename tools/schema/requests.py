@@ -1,0 +1,83 @@
+"""What a verb asks for: one model per verb, one union, written to request.json of a job folder."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from samebits.tools.schema.base import Model
+from samebits.tools.schema.experiment import Experiment
+
+
+class InspectRequest(Model):
+    """What is installed here, and can this experiment run?"""
+
+    kind: Literal["inspect"] = "inspect"
+    experiment: Experiment
+
+
+class MeasureRequest(Model):
+    """Rollout, recompute, GapReport (DESIGN 3, steps 1 to 3)."""
+
+    kind: Literal["measure"] = "measure"
+    experiment: Experiment
+    rollout: str | None = None
+    """Use this stored rollout artifact or rows file instead of generating one."""
+    axes: tuple[str, ...] | None = None
+    """Self-consistency axes to run; None: all that the sides offer; (): none."""
+
+
+class CaptureRequest(Model):
+    """Record taps of one side over a rollout."""
+
+    kind: Literal["capture"] = "capture"
+    experiment: Experiment
+    side: Literal["rollout", "trainer"]
+    rollout: str | None = None
+
+
+class DiffRequest(Model):
+    """Find, prove and order every operator that differs by itself (DESIGN 3, steps 4 to 6)."""
+
+    kind: Literal["diff"] = "diff"
+    experiment: Experiment
+    rollout: str | None = None
+    max_operators: int = Field(default=64, ge=1)
+    """Stop after this many entries of the work list, and say so."""
+
+
+class MinimizeRequest(Model):
+    """Cut one operator of a divergence out into a folder that runs by itself."""
+
+    kind: Literal["minimize"] = "minimize"
+    divergence: str
+    """Path of a Divergence artifact."""
+    operator: int = Field(default=0, ge=0)
+    """Index in its work list."""
+
+
+class BuildRequest(Model):
+    """Put a candidate kernel through the gate for candidates."""
+
+    kind: Literal["build"] = "build"
+    candidate: str
+    """Folder with candidate.toml and one source, or the name of a library operator."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    timing: bool = True
+    """Run the timing leg when all others are green."""
+
+
+class DemoRequest(Model):
+    """The story of the README on a tiny model, each number live."""
+
+    kind: Literal["demo"] = "demo"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    family: Literal["qwen3", "llama"] = "qwen3"
+
+
+Request = Annotated[
+    InspectRequest | MeasureRequest | CaptureRequest | DiffRequest | MinimizeRequest | BuildRequest | DemoRequest,
+    Field(discriminator="kind"),
+]
+REQUEST: TypeAdapter[Request] = TypeAdapter(Request)

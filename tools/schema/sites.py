@@ -1,0 +1,71 @@
+"""Where a tensor is taken, and what is done to it there. Shared by both sides; no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from samebits.tools.schema.base import Model
+
+
+class Site(Model):
+    """A named place in a model: a port of a module call, or of an operator call inside a module.
+
+    The string form is `model.layers.0.mlp.down_proj:in0`, or with an operator `model.norm/aten.mul.Tensor#1:out0`;
+    a module that is called more than once in one forward has `@CALL` behind its name.
+    """
+
+    module: str
+    """Dotted path as named_modules() gives it; "" is the root; "logprob" is the side's own logprob step."""
+    port: str
+    """in0, in1, ... (tensor arguments in order, keyword ones by name as `in.NAME`) or out0, out1, ..."""
+    call: int = 0
+    """Which call of this module within one forward pass (a shared rotary module is called once per layer)."""
+    op: str = ""
+    """Dispatcher operator (`aten.mul.Tensor`, `_C.rotary_embedding.default`) or "" for the module itself."""
+    index: int = 0
+    """Which call of that operator within this module call."""
+
+    def __str__(self) -> str:
+        call = f"@{self.call}" if self.call else ""
+        op = f"/{self.op}#{self.index}" if self.op else ""
+        return f"{self.module}{call}{op}:{self.port}"
+
+
+class CapturePlan(Model):
+    """What to record during one pass."""
+
+    level: Literal["module", "operator"] = "module"
+    modules: tuple[str, ...] | None = None
+    """Module paths to tap (operator level: every operator inside them, deepest module named); None: all."""
+    store: Literal["digest", "tensors"] = "digest"
+    sequences: tuple[int, ...] | None = None
+    """Indices of rollout sequences whose rows are kept; None: all."""
+    replay: bool = False
+    """Operator level: run each operator again on its recorded inputs and compare bits (proof (a))."""
+    budget_bytes: int = Field(default=4 << 30, ge=1)
+
+
+class Replace(Model):
+    """Put these rows in as the site's value (proof (b)). Rows not named keep their own value."""
+
+    kind: Literal["replace"] = "replace"
+    site: Site
+    tensors: str
+    """Path of a safetensors file with `value` [rows, columns] and `rows` [rows, 2] int32 (sequence, position)."""
+    column: int = 0
+    """First column of the site's canonical row that the value covers."""
+
+
+class Flip(Model):
+    """Move one element by one ulp (step 1: could the check fail?)."""
+
+    kind: Literal["flip"] = "flip"
+    site: Site
+    sequence: int
+    position: int
+    column: int = 0
+
+
+Edit = Annotated[Replace | Flip, Field(discriminator="kind")]

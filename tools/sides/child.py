@@ -1,0 +1,84 @@
+"""The process of one side: reads commands from one pipe, answers on another, logs to its stderr.
+
+    python -m samebits.tools.sides.child COMMAND_FD REPLY_FD
+
+Its environment is set by the session before the interpreter starts, so that libraries see it at import.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.passes import COMMAND, Broken, Close, Command, Done, Generate, Modules, Open, Push, Refused, Score, Step, Weights
+
+if TYPE_CHECKING:
+    from samebits.tools.schema.passes import Reply
+    from samebits.tools.sides.protocol import Side
+
+
+def carry_out(side: Side | None, command: Command) -> tuple[Side | None, Done]:
+    """Do one command; returns the side (new after Open) and the reply."""
+    from samebits.tools.sides import protocol, rollout_store
+
+    if isinstance(command, Open):
+        side = protocol.load(command)
+        facts, lines = side.describe()
+        return side, Done(facts=facts, lines=tuple(lines))
+    assert side is not None, "a command before open"
+    if isinstance(command, Generate):
+        data = side.generate(command.workload)
+        rollout_store.write(Path(command.folder), data, side=str(side.describe()[0].get("name", "")))
+        return side, Done(facts={"tokens": int(data.valid_N.sum())})
+    if isinstance(command, Score):
+        data = rollout_store.read(Path(command.rollout))
+        folder = Path(command.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        scores = side.score(data, command.how, command.capture, command.edits, folder)
+        rollout_store.write_scores(folder, scores)
+        return side, Done(facts=scores.facts)
+    if isinstance(command, Weights | Modules):
+        folder = Path(command.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        view = side.weights() if isinstance(command, Weights) else side.modules()
+        (folder / f"{command.command}.json").write_text(view.model_dump_json(), encoding="utf-8")
+        return side, Done()
+    if isinstance(command, Push):
+        return side, Done(lines=tuple(side.push(Path(command.weights), command.version, command.repair)))
+    if isinstance(command, Step):
+        facts = side.step(rollout_store.read(Path(command.rollout)), command)
+        return side, Done(facts=dict(facts))
+    raise AssertionError(command)
+
+
+def answer(side: Side | None, line: str) -> tuple[Side | None, Reply]:
+    """Like carry_out, with every exception turned into a reply."""
+    try:
+        return carry_out(side, COMMAND.validate_json(line))
+    except UserError as error:
+        return side, Refused(thing=error.thing, reason=error.reason, next_step=error.next_step)
+    except Exception as error:  # the parent must hear of it, whatever it is
+        traceback.print_exc()
+        return side, Broken(message=f"{type(error).__name__}: {error}")
+
+
+def main() -> None:
+    """Serve commands until `close` or the end of the pipe."""
+    commands = os.fdopen(int(sys.argv[1]), "r", encoding="utf-8")
+    replies = os.fdopen(int(sys.argv[2]), "w", encoding="utf-8", buffering=1)
+    side: Side | None = None
+    for line in commands:
+        if isinstance(COMMAND.validate_json(line), Close):
+            break
+        side, reply = answer(side, line)
+        replies.write(reply.model_dump_json() + "\n")
+    if side is not None:
+        side.close()
+
+
+if __name__ == "__main__":
+    main()

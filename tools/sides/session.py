@@ -1,0 +1,135 @@
+"""A side's process seen from the worker: start, ask, stop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.passes import REPLY, Broken, Close, Done, Open, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from samebits.tools.schema.experiment import Experiment
+    from samebits.tools.schema.passes import Command
+
+STOP_AFTER_S = 20.0
+"""How long a side may take to end after `close` before it is killed."""
+
+
+class SideDied(Exception):
+    """The side's process ended or broke while it was asked something."""
+
+    def __init__(self, role: str, message: str, log: Path) -> None:
+        super().__init__(f"the {role} side {message}. Next: read the end of {log}")
+
+
+@dataclass(slots=True)
+class Session:
+    """One open side. Use as a context manager, so that its process never outlives the job."""
+
+    role: Literal["rollout", "trainer"]
+    process: subprocess.Popen[bytes]
+    log: Path
+    commands: int
+    replies: int
+    opened: Done | None = None
+    _rest: bytes = b""
+
+    @classmethod
+    def start(
+        cls, role: Literal["rollout", "trainer"], experiment: Experiment, device: Literal["cpu", "cuda"], folder: Path, *,
+        env: Mapping[str, str] | None = None, taps: bool = False,
+    ) -> Self:
+        """Start the process and load the model.
+
+        Args:
+            folder: job folder; the log goes to `folder/sides/ROLE.log` (appended).
+            env: on top of the experiment's own environment for this side.
+            taps: see `Open.taps`.
+
+        Raises:
+            UserError: the side refused (missing model, package, ...).
+            SideDied: the process ended.
+        """
+        config = experiment.rollout if role == "rollout" else experiment.trainer
+        log = folder / "sides" / f"{role}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        from samebits.tools.sides.environment import variables
+
+        command_read, command_write = os.pipe()
+        reply_read, reply_write = os.pipe()
+        with log.open("ab") as sink:
+            # Same process group as the worker: killing the group leaves no orphan.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "samebits.tools.sides.child", str(command_read), str(reply_write)],
+                stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, pass_fds=(command_read, reply_write),
+                env=variables(config, device) | dict(config.env) | dict(env or {}),
+            )
+        os.close(command_read)
+        os.close(reply_write)
+        session = cls(role, process, log, command_write, reply_read)
+        try:
+            model = experiment.rollout.model if role == "rollout" else experiment.trainer_model
+            session.opened = session.ask(Open(role=role, config=config, model=model, device=device, taps=taps))
+        except BaseException:
+            session.stop()
+            raise
+        return session
+
+    def ask(self, command: Command) -> Done:
+        """Send one command and wait for its reply.
+
+        Raises:
+            UserError: the side refused what the user gave.
+            SideDied: the process ended, or the command raised in it.
+        """
+        try:
+            os.write(self.commands, command.model_dump_json().encode() + b"\n")
+            line = self._line()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            code = self.process.wait()
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            raise SideDied(self.role, f"{how} during {command.command!r}", self.log)
+        reply = REPLY.validate_json(line)
+        if isinstance(reply, Refused):
+            raise UserError(reply.thing, reply.reason, reply.next_step)
+        if isinstance(reply, Broken):
+            raise SideDied(self.role, f"failed during {command.command!r}: {reply.message}", self.log)
+        return reply
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._rest:
+            chunk = os.read(self.replies, 1 << 16)
+            if not chunk:
+                return b""
+            self._rest += chunk
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def stop(self) -> None:
+        """End the process: ask first, then kill."""
+        with suppress(OSError):
+            os.write(self.commands, Close().model_dump_json().encode() + b"\n")
+        for descriptor in (self.commands, self.replies):
+            with suppress(OSError):
+                os.close(descriptor)
+        try:
+            self.process.wait(STOP_AFTER_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
