@@ -1,0 +1,90 @@
+"""How a job and its answer look in a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from samebits.tools.schema.results import Cancelled, Failed, Succeeded, TimedOut
+
+if TYPE_CHECKING:
+    from samebits.server.jobs.launch import Running
+    from samebits.tools.schema.results import Cell, Outcome, Result
+
+POLL_S = 0.1
+STYLE = {"equal": "bold green", "done": "bold", "differs": "bold yellow", "unjudged": "bold red"}
+error_console = Console(stderr=True, soft_wrap=True)
+
+
+def follow(running: Running, *, quiet: bool) -> Outcome:
+    """Wait for a job, showing its progress on stderr; Ctrl-C ends the job and everything it started."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=error_console, transient=True, disable=quiet or not sys.stderr.isatty()) as progress:
+        bar = progress.add_task("starting", total=None)
+        try:
+            while True:
+                outcome = running.outcome()
+                for event in running.events():
+                    progress.update(bar, description=f"{event.phase}: {event.message}", completed=event.done or 0, total=event.total)
+                    if not quiet and not sys.stderr.isatty():
+                        count = f" ({event.done}/{event.total})" if event.total else ""
+                        error_console.print(f"{event.phase}: {event.message}{count}", markup=False, highlight=False)
+                if outcome is not None:
+                    return outcome
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            running.stop()
+            return Cancelled()
+
+
+def finish(outcome: Outcome, running: Running, *, as_json: bool) -> int:
+    """Print the outcome; returns the exit code: 0 equal or done, 1 differs, 2 could not judge or run."""
+    if as_json:
+        print(json.dumps(outcome.model_dump(mode="json") | {"job": str(running.folder)}, indent=1))
+    elif isinstance(outcome, Succeeded):
+        show_result(outcome.result)
+        error_console.print(f"job folder: {running.folder}", markup=False, highlight=False)
+    if isinstance(outcome, Succeeded):
+        return outcome.result.exit_code
+    if not as_json:
+        error_console.print("error:", _reason(outcome, running), style="red", markup=False, highlight=False)
+    return 2
+
+
+def _reason(outcome: Outcome, running: Running) -> str:
+    if isinstance(outcome, Failed):
+        return outcome.message
+    if isinstance(outcome, TimedOut):
+        return f"the job was ended after its time limit of {outcome.limit_s:.0f} s. Next: raise pool.time_limit_s, or ask for less work"
+    return f"stopped on request; nothing half-made was kept in {running.folder}. Next: run the command again"
+
+
+def show_result(result: Result) -> None:
+    """Verdict, summary and table on stdout."""
+    console = Console(soft_wrap=True)
+    console.print(f"{result.verdict}: ", style=STYLE[result.verdict], end="")
+    console.print(result.summary, markup=False, highlight=False)
+    if result.rows:
+        table = Table(box=None, pad_edge=False)
+        for name in result.rows[0]:
+            table.add_column(name, overflow="fold")
+        for row in result.rows:
+            table.add_row(*(_cell(value) for value in row.values()))
+        console.print(table)
+    if result.truncated:
+        console.print(f"{len(result.rows)} of {result.total} rows shown; all are in the artifact", style="dim")
+    for name, path in result.ids.items():
+        console.print(f"{name}: {path}", markup=False, highlight=False)
+    if result.next:
+        console.print(f"next: {result.next}", style="bold", markup=False, highlight=False)
+
+
+def _cell(value: Cell) -> str:
+    if isinstance(value, float):
+        return "0" if value == 0 else f"{value:.3g}"
+    return "" if value is None else str(value)
