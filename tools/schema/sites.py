@@ -48,14 +48,24 @@ class CapturePlan(Model):
 
 
 class Replace(Model):
-    """Put these rows in as the site's value (proof (b)). Rows not named keep their own value."""
+    """Put these rows in as the site's value (proof (b)). Rows not named keep their own value.
+
+    A tap of the same site in the same pass records the value BEFORE the edit: what this side computed by itself. So one
+    pass in which every paired site is recorded and then replaced shows which operators differ by themselves.
+    """
 
     kind: Literal["replace"] = "replace"
     site: Site
     tensors: str
-    """Path of a safetensors file with `value` [rows, columns] and `rows` [rows, 2] int32 (sequence, position)."""
+    """Path of a safetensors file, usually taps.safetensors of the other side's capture."""
+    value: str = "value"
+    """Name in it of the values [rows, columns]."""
+    rows: str = "rows"
+    """Name in it of their rows [rows, 2] int32 (sequence, position)."""
+    source: tuple[int, int] | None = None
+    """Columns [a, b) of the stored value to use; None: all."""
     column: int = 0
-    """First column of the site's canonical row that the value covers."""
+    """First column of this site's canonical row that they cover."""
 
 
 class Flip(Model):
