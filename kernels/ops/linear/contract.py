@@ -1,0 +1,42 @@
+"""The bits of the linear operator: the plainest kernel. M rows, N outputs, K reduced.
+
+CUDA: one tile per program, one loop over K, one float32 accumulator that every 16-wide MMA step adds into, K ascending.
+CPU: the same chain one K at a time, written with elementwise PyTorch, whose result for a row cannot depend on other rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from samebits.kernels.ops.linear.checks import check
+
+
+def contract(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., K], weight [N, K], bias [N] or None, one dtype: [..., N] in that dtype, rounded once from float32."""
+    check(x, weight, bias)
+    x_MK = x.reshape(-1, x.shape[-1])
+    if x.device.type == "cpu":
+        y_MN = _on_cpu(x_MK, weight, bias)
+    else:
+        from samebits.kernels.ops.linear.triton import PLAIN, chain
+
+        y_MN = chain(x_MK, weight, bias, PLAIN)
+    return y_MN.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _on_cpu(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None) -> Tensor:
+    acc_MN = torch.zeros(x_MK.shape[0], weight_NK.shape[0], dtype=torch.float32)
+    x_KM, weight_KN = x_MK.float().T.contiguous(), weight_NK.float().T.contiguous()
+    for x_M, weight_N in zip(x_KM, weight_KN, strict=True):
+        acc_MN += x_M[:, None] * weight_N
+    if bias is not None:
+        acc_MN += bias.float()
+    return acc_MN.to(x_MK.dtype)
+
+
+def contract_backward(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of x, weight and bias by plain matrix products: the same from run to run, not promised across batch sizes."""
+    grad_MN, x_MK = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+    grad_bias = None if bias is None else grad_MN.float().sum(0).to(bias.dtype)
+    return (grad_MN @ weight).reshape(x.shape), grad_MN.T @ x_MK, grad_bias

@@ -1,0 +1,141 @@
+"""rms_norm on CUDA: LANES threads per row, one 16-byte load per thread and pass.
+
+M: rows, D: width of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from samebits.kernels.ops.lanes_triton import lane_sum
+from samebits.kernels.ops.rms_norm.contract import layout
+
+WARPS = 4
+"""Warps of a block that holds several short rows."""
+BACKWARD_BLOCKS = 512
+"""Blocks of rows in the backward: fixed, so that the gradient of the weight is the same from run to run."""
+
+
+@triton.jit
+def load_sum(x_ptr, residual_ptr, x_at, residual_at, inside, ADD: tl.constexpr):
+    s = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        s += tl.load(residual_ptr + residual_at, mask=inside, other=0.0).to(tl.float32)
+    return s
+
+
+@triton.jit
+def rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, y_ptr, s_ptr, rows, heads, x_stride, x_head_stride, residual_stride, residual_head_stride, eps,
+    D: tl.constexpr, R: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, PASSES: tl.constexpr, ADD: tl.constexpr, SCALE: tl.constexpr,
+    IN_WARP: tl.constexpr,
+):  # fmt: skip
+    STEP: tl.constexpr = LANES * UNIT
+    row = (tl.program_id(0) * R + tl.arange(0, R))[:, None].to(tl.int64)
+    col = tl.arange(0, STEP)[None, :]
+    x_row = (row // heads) * x_stride + (row % heads) * x_head_stride
+    residual_row = (row // heads) * residual_stride + (row % heads) * residual_head_stride
+    partial = tl.zeros((R, STEP), tl.float32)
+    s = partial
+    for p in tl.static_range(PASSES):
+        at = p * STEP + col
+        inside = (row < rows) & (at < D)
+        s = load_sum(x_ptr, residual_ptr, x_row + at, residual_row + at, inside, ADD)
+        partial += s * s
+    total = lane_sum(partial, R, LANES, UNIT, IN_WARP)
+    r = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, D * 1.0) + eps))[:, None]
+    for p in tl.static_range(PASSES):
+        at = p * STEP + col
+        inside = (row < rows) & (at < D)
+        if PASSES > 1:
+            s = load_sum(x_ptr, residual_ptr, x_row + at, residual_row + at, inside, ADD)
+        if ADD:
+            tl.store(s_ptr + row * D + at, s.to(s_ptr.dtype.element_ty), mask=inside)
+        y = s * r
+        if SCALE:
+            y *= tl.load(weight_ptr + row * 0 + at, mask=inside, other=0.0).to(tl.float32)
+        y = tl.where(y == y, y, float("nan"))
+        tl.store(y_ptr + row * D + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
+    """(x, heads, stride of a token, stride of a head): rows of [..., D] or of a strided [T, H, D] without a copy."""
+    if x.dim() == 3 and x.stride(0) != x.shape[1] * x.stride(1):
+        return x, x.shape[1], x.stride(0), x.stride(1)
+    flat = x.reshape(-1, x.shape[-1])
+    return flat, 1, flat.stride(0), 0
+
+
+def run(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """See README.md. The last dim is contiguous; misaligned or odd rows take the written-out order: slower, the same bits."""
+    width = x.shape[-1]
+    unit, lanes = layout(width, x.dtype)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    s = None if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = y.numel() // width
+    source, heads, stride, head_stride = split_rows(x)
+    added, added_stride, added_head_stride = residual, stride, head_stride
+    if residual is not None:
+        added, added_heads, added_stride, added_head_stride = split_rows(residual)
+        if added_heads != heads:
+            source, heads, stride, head_stride = x.reshape(-1, width), 1, width, 0
+            added, added_stride, added_head_stride = residual.reshape(-1, width), width, 0
+    per_block = max(1, 32 // lanes) * WARPS if lanes <= 32 else 1
+    tensors = [t for t in (source, added, weight, y) if t is not None]
+    aligned = all(t.data_ptr() % 16 == 0 for t in tensors)
+    aligned &= all(n % 16 == 0 for n in (width, stride, head_stride, added_stride, added_head_stride))
+    if rows:
+        rms_norm_kernel[(triton.cdiv(rows, per_block),)](
+            source, added, weight, y, s, rows, heads, stride, head_stride, added_stride, added_head_stride, eps,
+            D=width, R=per_block, LANES=lanes, UNIT=unit, PASSES=-(-width // (lanes * unit)), ADD=residual is not None, SCALE=weight is not None,
+            IN_WARP=aligned, num_warps=WARPS if lanes <= 32 else lanes // 32, enable_fp_fusion=False,
+        )  # fmt: skip
+    return y if s is None else (y, s)
+
+
+@triton.jit
+def backward_kernel(
+    grad_ptr, s_ptr, weight_ptr, grad_s_ptr, ds_ptr, dw_ptr, rows, rows_per_block, eps, D: tl.constexpr, BLOCK: tl.constexpr,
+    SCALE: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    col = tl.arange(0, BLOCK)
+    inside = col < D
+    first = tl.program_id(0) * rows_per_block
+    weight = tl.load(weight_ptr + col, mask=inside, other=0.0).to(tl.float32) if SCALE else 1.0
+    dw = tl.zeros((BLOCK,), tl.float32)
+    for row in range(first, tl.minimum(first + rows_per_block, rows)):
+        at = tl.cast(row, tl.int64) * D + col
+        s = tl.load(s_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        r = tl.rsqrt(tl.sum(s * s) / D + eps)
+        normed = s * r
+        gw = g * weight
+        ds = r * (gw - normed * (tl.sum(gw * normed) / D))
+        if ADD:
+            ds += tl.load(grad_s_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(ds_ptr + at, ds.to(ds_ptr.dtype.element_ty), mask=inside)
+        dw += g * normed
+    if SCALE:
+        tl.store(dw_ptr + tl.program_id(0) * D + col, dw, mask=inside)
+
+
+def backward(
+    grad: torch.Tensor, s: torch.Tensor, weight: torch.Tensor | None, eps: float, grad_s: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As `contract_backward`, one kernel and one sum over at most BACKWARD_BLOCKS rows."""
+    width = s.shape[-1]
+    rows = s.numel() // width
+    ds = torch.empty(s.shape, dtype=s.dtype, device=s.device)
+    per_block = triton.cdiv(rows, BACKWARD_BLOCKS) or 1
+    blocks = triton.cdiv(rows, per_block)
+    dw = None if weight is None else torch.empty((blocks, width), dtype=torch.float32, device=s.device)
+    if rows:
+        block = triton.next_power_of_2(width)
+        backward_kernel[(blocks,)](
+            grad.contiguous(), s.contiguous(), weight, None if grad_s is None else grad_s.contiguous(), ds, dw, rows, per_block, eps, D=width,
+            BLOCK=block, SCALE=weight is not None, ADD=grad_s is not None, num_warps=min(16, max(1, block // 256)),
+        )  # fmt: skip
+    return ds, None if dw is None or weight is None else dw.sum(0).to(weight.dtype)
