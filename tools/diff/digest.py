@@ -1,0 +1,156 @@
+"""The one definition of a digest: 128 bits over raw bytes in order.
+
+A row of n bytes is cut into segments of SEGMENT bytes (the last one may be shorter). Every byte b_j of a segment, read as int8,
+is multiplied by LANES fixed keys k_j (nonzero, |k| <= 63, from splitmix64), and summed exactly:
+
+    s_l = sum_j b_j * k_jl          l = 0..LANES-1, exact in int32, so the order of the summation cannot matter
+
+One changed byte changes every lane. Two changed bytes (a swap, a pair that would cancel in an XOR) leave one lane as it was
+with probability 1/126, hence all of them with 126^-24. The sums, two to a 64-bit word, are then mixed with the
+word's place (add, multiply, xor-shift, twice) and folded into two 64-bit words by two sets of odd multipliers, the length n
+comes in last: a row with zeros appended has another digest.
+
+All arithmetic is exact integer arithmetic, so every device gives the same value. Not cryptographic: nobody chooses the activations.
+
+The first step is an int8 matrix product: oneDNN or cuBLAS have it, and on CUDA a Triton kernel reads each byte once.
+|k| <= 63 keeps pairs of products inside int16, where CPUs without VNNI would saturate.
+
+Legend: R rows, C columns, B bytes per row, W 64-bit words of sums per row, L lanes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+SEGMENT = 8192
+LANES = 24
+_WORDS = LANES // 2
+_BLOCK = 1 << 15
+"""Segments per step: bounds the temporary memory of the second stage (a few MiB)."""
+_GOLDEN = 0x9E3779B97F4A7C15
+_M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shifted(word: torch.Tensor, bits: int) -> torch.Tensor:
+    return (word >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _splitmix(stream: int, count: int) -> torch.Tensor:
+    """int64 [count]: outputs of splitmix64 (Steele, Lea, Flood 2014), one stream per use."""
+    z = (torch.arange(1, count + 1, dtype=torch.int64) + (stream << 40)) * _signed(_GOLDEN)
+    z = (z ^ _shifted(z, 30)) * _signed(_M1)
+    z = (z ^ _shifted(z, 27)) * _signed(_M2)
+    return z ^ _shifted(z, 31)
+
+
+@cache
+def byte_keys(device: torch.device) -> torch.Tensor:
+    """int8 [SEGMENT, LANES] of the first step, values -63..-1 and 1..63."""
+    draw = _shifted(_splitmix(1, SEGMENT * LANES), 33) % 126
+    return torch.where(draw < 63, draw - 63, draw - 62).to(torch.int8).view(SEGMENT, LANES).to(device)
+
+
+@cache
+def _word_keys(words: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Place key and two odd multipliers, int64 [words] each."""
+    place, first, second = (_splitmix(stream, words).to(device) for stream in (2, 3, 4))
+    return place, first | 1, second | 1
+
+
+def _sums(bytes_RB: torch.Tensor) -> torch.Tensor:
+    """int32 [R, segments * LANES]: first step. The input is contiguous int8."""
+    rows, length = bytes_RB.shape
+    keys = byte_keys(bytes_RB.device)
+    if bytes_RB.is_cuda:
+        from samebits.tools.diff.digest_triton import lane_sums
+
+        return lane_sums(bytes_RB, keys)
+    parts = []
+    for start in range(0, length, SEGMENT):
+        segment = bytes_RB[:, start : start + SEGMENT].contiguous()
+        parts.append(torch._int_mm(segment, keys[: segment.shape[1]]))
+    if not parts:
+        return torch.zeros(rows, 0, dtype=torch.int32, device=bytes_RB.device)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _fold(sums: torch.Tensor, length: int) -> torch.Tensor:
+    """int64 [R, 2]: second step."""
+    words_RW = sums.view(torch.int64) if sums.shape[1] else sums.to(torch.int64)
+    place, first, second = _word_keys(words_RW.shape[1], words_RW.device)
+    mixed = words_RW + place
+    for multiplier in (_M1, _M2):
+        mixed = mixed * _signed(multiplier)
+        mixed = mixed ^ _shifted(mixed, 32)
+    folded = torch.stack([(mixed * first).sum(1), (mixed * second).sum(1)], dim=1)
+    folded = folded + _signed(length * _GOLDEN)
+    folded = (folded ^ _shifted(folded, 29)) * _signed(_M1)
+    return folded ^ _shifted(folded, 32)
+
+
+def raw_bytes(rows_RC: torch.Tensor) -> torch.Tensor:
+    """The bytes of each row: int8 [R, B], contiguous; a view where the rows are contiguous already."""
+    if rows_RC.dim() != 2:
+        raise ValueError(f"rows must be [R, C], not {tuple(rows_RC.shape)}")
+    if rows_RC.numel() == 0:
+        return torch.zeros(rows_RC.shape[0], 0, dtype=torch.int8, device=rows_RC.device)
+    plain = torch.view_as_real(rows_RC).flatten(1) if rows_RC.is_complex() else rows_RC
+    return plain.detach().contiguous().view(torch.int8)
+
+
+def digest_rows(rows_RC: torch.Tensor) -> torch.Tensor:
+    """Digest of every row.
+
+    Args:
+        rows_RC: [R, C], any dtype and device.
+
+    Returns:
+        int64 [R, 2] on the same device.
+    """
+    with torch.no_grad():
+        bytes_RB = raw_bytes(rows_RC)
+        length = bytes_RB.shape[1]
+        step = max(1, _BLOCK // max(1, -(-length // SEGMENT)))
+        if bytes_RB.is_cuda:
+            step = max(1, len(bytes_RB)) if bytes_RB.numel() < 1 << 30 else step
+        parts = [_fold(_sums(block), length) for block in bytes_RB.split(step)] if len(bytes_RB) else []
+    return torch.cat(parts) if parts else torch.zeros(0, 2, dtype=torch.int64, device=rows_RC.device)
+
+
+def digest_whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Digest of all bytes of a tensor in its logical order: int64 [2]. Its shape and dtype do not enter.
+
+    The bytes are cut into rows of SEGMENT bytes, the digests of those are the bytes of the next level; the length of the
+    whole is folded in at the end.
+    """
+    flat = raw_bytes(tensor.detach().reshape(1, -1)).view(-1)
+    length = flat.numel()
+    while True:
+        full = flat.numel() // SEGMENT * SEGMENT
+        parts = [digest_rows(flat[:full].view(-1, SEGMENT))] if full else []
+        if full < flat.numel() or not parts:
+            parts.append(digest_rows(flat[full:].view(1, -1)))
+        digests = torch.cat(parts)
+        if len(digests) == 1:
+            break
+        flat = digests.view(-1).view(torch.int8)
+    closing = torch.tensor([[length, 0]], dtype=torch.int64, device=flat.device)
+    return digest_rows(torch.cat([digests, closing], dim=1))[0]
+
+
+def digest_tap(digests_R2: torch.Tensor) -> torch.Tensor:
+    """Digest of a tap from the digests of its rows, already in (sequence, position) order: int64 [2]."""
+    return digest_whole(digests_R2)
+
+
+def to_hex(digests: torch.Tensor) -> list[str]:
+    """32 hex digits per digest of an int64 [R, 2] (or [2]) tensor, first word first, little-endian bytes."""
+    text = digests.detach().reshape(-1, 2).cpu().contiguous().numpy().tobytes().hex()
+    return [text[start : start + 32] for start in range(0, len(text), 32)]
