@@ -40,7 +40,7 @@ types: links  ## mypy, strict
 	@$(RUN) -m mypy
 
 contracts: links  ## which folder may import which
-	@PYTHONPATH=.links $(VENV)/bin/lint-imports
+	@$(RUN) scripts/contracts.py
 
 dist: venv  ## wheel and sdist, the wheel tried in a fresh environment
 	@$(RUN) scripts/dist.py

@@ -11,28 +11,32 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 from setuptools.command.build_py import build_py
 
-FOLDERS = ("server", "tools", "kernels", "skill")
+FOLDERS = tuple(name for name in ("server", "tools", "kernels", "skill") if Path(name).is_dir())
 DATA = ("*.md", "*.toml", "*.json", "*.jinja", "*.css", "*.js", "*.cu", "*.cuh", "*.cpp", "*.svg", "py.typed")
-SKILL = "SKILL.md"
+SKILL = Path("SKILL.md")
 
 
 class BuildWithSkill(build_py):
-    """Adds the root's SKILL.md to the built package `samebits.skill`; an editable install reads it from the root."""
+    """Adds the root's SKILL.md to the built package `samebits.skill`; an editable install reads it from the root.
+
+    At the root it links to `skill/references/...`; beside those folders the links lose their first part.
+    """
 
     def run(self) -> None:
         super().run()
-        if not self.editable_mode and Path(SKILL).is_file():
-            self.mkpath(str(Path(self.build_lib, "samebits", "skill")))
-            self.copy_file(SKILL, self._skill_target(), preserve_mode=False)
+        if SKILL.is_file() and not self.editable_mode:
+            self._built_skill.parent.mkdir(parents=True, exist_ok=True)
+            self._built_skill.write_text(SKILL.read_text(encoding="utf-8").replace("](skill/", "]("), encoding="utf-8")
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        return [*super().get_outputs(include_bytecode), self._skill_target()]
+        return [*super().get_outputs(include_bytecode), *([str(self._built_skill)] if SKILL.is_file() else [])]
 
     def get_source_files(self) -> list[str]:
-        return [*super().get_source_files(), SKILL]
+        return [*super().get_source_files(), *([str(SKILL)] if SKILL.is_file() else [])]
 
-    def _skill_target(self) -> str:
-        return str(Path(self.build_lib, "samebits", "skill", SKILL))
+    @property
+    def _built_skill(self) -> Path:
+        return Path(self.build_lib, "samebits", "skill", SKILL.name)
 
 
 def packages() -> list[str]:

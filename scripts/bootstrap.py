@@ -142,22 +142,20 @@ class Pip:
         lines = ["starting pip"]
         ended = threading.Event()
         ticker = threading.Thread(target=self._tick, args=(lines, ended), daemon=True)
-        with self.log.open("a") as log, subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=ROOT
-        ) as process:
+        with self.log.open("a") as log:
             log.write("$ " + " ".join(command) + "\n")
-            assert process.stdout is not None
-            ticker.start()
-            try:
-                for line in process.stdout:
-                    lines.append(line)
-                    log.write(line)
-            except KeyboardInterrupt:
-                process.terminate()
-                raise
-            finally:
-                ended.set()
-                ticker.join()
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=ROOT
+            ) as process:
+                assert process.stdout is not None
+                ticker.start()
+                try:
+                    for line in process.stdout:
+                        lines.append(line)
+                        log.write(line)
+                finally:
+                    ended.set()
+                    ticker.join()
         return PipRun(process.returncode, "".join(lines[1:]))
 
     def _tick(self, lines: list[str], ended: threading.Event) -> None:

@@ -1,0 +1,36 @@
+"""What holds for every test: quiet and offline children, one thread each, and markers that follow the machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+# Before any test module imports torch; children inherit it. One thread: several engines share few cores, and the bits
+# do not depend on it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+for name, value in {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "NO_COLOR": "1",
+}.items():
+    os.environ[name] = value
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, with its reason in the closing summary, what this machine cannot run."""
+    lacking = {}
+    if not Path("/dev/nvidiactl").exists():
+        lacking["gpu"] = "no CUDA device here"
+    if importlib.util.find_spec("vllm") is None:
+        lacking["vllm"] = "vLLM is not installed here"
+    for item in items:
+        for marker, reason in lacking.items():
+            if item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))

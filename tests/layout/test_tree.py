@@ -1,0 +1,91 @@
+"""The shape of the tree: where no `__init__.py` may be, how long files and functions are, how large all of it is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+
+FOLDERS = ("server", "tools", "kernels", "skill")
+CODE = {".py", ".sh", ".jinja", ".css", ".js", ".cu", ".cuh", ".cpp", ".toml"}
+MOST_FILE_LINES = 500
+MOST_FUNCTION_LINES = 60
+MOST_BYTES = 4 * 2**20
+
+
+def shadowing(names: Iterable[Path]) -> list[str]:
+    """Files that would make a folder of the checkout hide somebody's `kernels`, `tools`, `server` or `tests`."""
+    return [
+        str(name)
+        for name in names
+        if name.name == "__init__.py"
+        and (name.parts[0] == "tests" or (len(name.parts) == 2 and name.parts[0] in FOLDERS))
+    ]
+
+
+def long_files(root: Path, names: Iterable[Path]) -> list[str]:
+    counted = ((name, len((root / name).read_text().splitlines())) for name in names if name.suffix in CODE)
+    return [f"{name}: {count} lines" for name, count in counted if count > MOST_FILE_LINES]
+
+
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> int:
+    """Lines from `def` to the end, without the docstring, empty lines and comments."""
+    start, end = function.lineno, function.end_lineno or function.lineno
+    skipped: set[int] = set()
+    if ast.get_docstring(function, clean=False) is not None:
+        text = function.body[0]
+        skipped = set(range(text.lineno, (text.end_lineno or text.lineno) + 1))
+    kept = (lines[number - 1].strip() for number in range(start, end + 1) if number not in skipped)
+    return sum(1 for line in kept if line and not line.startswith("#"))
+
+
+def long_functions(root: Path, names: Iterable[Path]) -> list[str]:
+    found = []
+    for name in names:
+        if name.suffix != ".py":
+            continue
+        source = (root / name).read_text()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                count = code_lines(node, source.splitlines())
+                if count > MOST_FUNCTION_LINES:
+                    found.append(f"{name}:{node.lineno} {node.name}: {count} lines")
+    return found
+
+
+def total_bytes(root: Path, names: Iterable[Path]) -> int:
+    return sum((root / name).stat().st_size for name in names)
+
+
+def test_no_folder_shadows_a_foreign_package(tracked: list[Path]) -> None:
+    assert shadowing(tracked) == []
+
+
+def test_a_planted_init_is_seen() -> None:
+    planted = ["kernels/__init__.py", "tests/kernels/__init__.py", "tests/__init__.py"]
+    allowed = ["kernels/ops/__init__.py", "skill/recipes/__init__.py"]
+    assert shadowing(map(Path, [*planted, *allowed])) == planted
+
+
+def test_files_and_functions_stay_short(root: Path, tracked: list[Path]) -> None:
+    assert long_files(root, tracked) == []
+    assert long_functions(root, tracked) == []
+
+
+def test_a_long_file_and_a_long_function_are_seen(tmp_path: Path) -> None:
+    body = "\n".join(["def long():", '    """Text."""', *["    x = 1", "", "    # why"] * 60])
+    (tmp_path / "at_the_limit.py").write_text("x = 1\n" * 500)
+    (tmp_path / "long.py").write_text("x = 1\n" * 501)
+    (tmp_path / "function.py").write_text(body + "\n")
+    names = [path.relative_to(tmp_path) for path in sorted(tmp_path.iterdir())]
+    assert long_files(tmp_path, names) == ["long.py: 501 lines"]
+    assert long_functions(tmp_path, names) == ["function.py:1 long: 61 lines"]
+
+
+def test_the_repository_stays_small(root: Path, tracked: list[Path]) -> None:
+    assert total_bytes(root, tracked) < MOST_BYTES
+
+
+def test_a_large_file_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "large.bin").write_bytes(b"\0" * MOST_BYTES)
+    assert total_bytes(tmp_path, [Path("large.bin")]) >= MOST_BYTES
