@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 LINK = re.compile(
-    r"(?<!\\)!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)|^\[[^\]]+\]:\s*(\S+)|(?:href|src)=\"([^\"]+)\"", re.MULTILINE
+    r"(?<!\\)!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)"  # [text](target), ![text](target "title")
+    r"|^\[[^\]]+\]:\s*(\S+)"  # [name]: target
+    r'|(?:href|src)="([^"]+)"',
+    re.MULTILINE,
 )
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 
@@ -54,7 +57,8 @@ def test_every_link_in_the_checkout_resolves(root: Path, tracked: list[Path]) ->
 def test_planted_broken_links_are_seen(tmp_path: Path) -> None:
     page = (
         "# One\n[a](other.md) [b](gone.md) [c](#one) [d](#two) [e](other.md#part-2) [f](other.md#part-3)\n"
-        "[g](https://example.com/x) `[h](code.md)` [i](../outside.md) [j]\n\n[j]: nowhere.md\n```\n[k](fenced.md)\n```\n"
+        "[g](https://example.com/x) `[h](code.md)` [i](../outside.md) [j]\n\n[j]: nowhere.md\n"
+        "```\n[k](fenced.md)\n```\n"
     )
     (tmp_path / "site").mkdir()
     (tmp_path / "outside.md").write_text("outside\n")

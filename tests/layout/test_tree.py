@@ -15,12 +15,8 @@ MOST_BYTES = 4 * 2**20
 
 def shadowing(names: Iterable[Path]) -> list[str]:
     """Files that would make a folder of the checkout hide somebody's `kernels`, `tools`, `server` or `tests`."""
-    return [
-        str(name)
-        for name in names
-        if name.name == "__init__.py"
-        and (name.parts[0] == "tests" or (len(name.parts) == 2 and name.parts[0] in FOLDERS))
-    ]
+    inits = [name for name in names if name.name == "__init__.py"]
+    return [str(name) for name in inits if name.parts[0] == "tests" or name.parent.as_posix() in FOLDERS]
 
 
 def long_files(root: Path, names: Iterable[Path]) -> list[str]:
