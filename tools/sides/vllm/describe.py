@@ -1,0 +1,83 @@
+"""What really runs in the engine, read from the live objects in the worker."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from samebits.tools.sides.vllm import hooks
+from samebits.tools.sides.vllm.install import runner_of
+
+if TYPE_CHECKING:
+    from samebits.tools.schema.experiment import Rollout
+
+NUMBER_VARIABLES = ("VLLM_", "ATEN_CPU_CAPABILITY", "ONEDNN_", "CUBLAS", "OMP_NUM_THREADS", "NCCL_", "TORCH_", "PYTORCH_")
+SILENT = ("VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "VLLM_PLUGINS")
+"""Variables of these families that change no number."""
+
+
+def look(worker: Any) -> dict[str, Any]:
+    """Inside the worker: runner, attention, KV cache, linears, compilation."""
+    runner = worker.model_runner
+    hooks.check_held(runner_of(worker), {"runner": runner})
+    config = runner.vllm_config
+    compilation = config.compilation_config
+    caches = [cache for cache in runner.kv_caches if hasattr(cache, "shape")]
+    facts: dict[str, Any] = {
+        "runner": runner_of(worker), "runner_class": type(runner).__name__,
+        "attention": ", ".join(sorted({group.backend.__name__ for groups in runner.attn_groups for group in groups})),
+        "compiled": str(getattr(compilation.mode, "name", compilation.mode)), "graphs": str(getattr(compilation.cudagraph_mode, "name", "")),
+        "custom_ops": ", ".join(compilation.custom_ops), "block_size": config.cache_config.block_size,
+        "kv_cache": ", ".join(sorted({f"{tuple(c.shape)} strides {tuple(c.stride())} {str(c.dtype).removeprefix('torch.')}" for c in caches})),
+        "kv_cache_layers": len(runner.kv_caches), "linear": ", ".join(_linears(runner.get_model())),
+    }
+    if str(runner.device) == "cpu":
+        facts |= _cpu(config)
+    return facts
+
+
+def _linears(model: Any) -> list[str]:
+    """Distinct ways in which linears are computed, with how many modules use each."""
+    counts: dict[str, int] = {}
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if method is None or not hasattr(module, "weight"):
+            continue
+        chosen = getattr(module, "cpu_linear", None)
+        name = type(method).__name__
+        if chosen is not None:
+            code = getattr(getattr(chosen, "func", chosen), "__qualname__", type(chosen).__name__)
+            name += f" by {code.removesuffix('.<locals>.<lambda>')}"
+        counts[name] = counts.get(name, 0) + 1
+    return [f"{name} x{count}" for name, count in sorted(counts.items())]
+
+
+def _cpu(config: Any) -> dict[str, Any]:
+    import torch
+    from vllm.v1.attention.backends import cpu_attn
+
+    head = config.model_config.get_head_size()
+    isa = cpu_attn._get_attn_isa(config.model_config.dtype, config.cache_config.block_size, head, "auto")
+    return {"isa": isa, "cpu_capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
+
+
+def describe(llm: Any, installed: str, config: Rollout) -> tuple[dict[str, str | int | float | bool | None], list[str]]:
+    """Facts and lines of a started engine."""
+    facts: dict[str, Any] = {"name": f"vllm {installed}", "vllm": installed, "torch": version("torch")}
+    facts |= llm.collective_rpc(look)[0]
+    facts |= {
+        "hooks": hooks.status(installed, facts["runner"]), "logprobs_mode": str(llm.llm_engine.model_config.logprobs_mode),
+        "dtype": str(llm.llm_engine.model_config.dtype).removeprefix("torch."), "eager": config.eager,
+        "max_model_len": config.max_model_len, "prefix_caching": bool(llm.llm_engine.vllm_config.cache_config.enable_prefix_caching),
+        "token_budget": llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens,
+    }
+    lines = [
+        f"{facts['name']}, runner {facts['runner']}, attention {facts['attention']}, {'eager' if config.eager else 'compiled'}, hooks {facts['hooks']}",
+        f"logprobs {facts['logprobs_mode']}, block size {facts['block_size']}, KV cache {facts['kv_cache']}",
+        f"linears: {facts['linear']}; custom ops: {facts['custom_ops']}",
+    ]
+    lines += [
+        f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(NUMBER_VARIABLES) and key not in SILENT
+    ]
+    return facts, lines

@@ -1,0 +1,127 @@
+"""Starting the engine and driving it one step at a time."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samebits.tools.schema.errors import UserError
+from samebits.tools.sides.vllm import plugin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from samebits.tools.schema.experiment import Rollout
+
+OWN_SETTINGS = ("model", "dtype", "enforce_eager", "max_model_len", "logprobs_mode", "skip_tokenizer_init")
+"""LLM arguments that the experiment file sets by other keys."""
+DEFAULT_SEQUENCES = 256
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """One request."""
+
+    name: str
+    prompt: list[int]
+    params: Any
+    """vllm.SamplingParams"""
+
+
+def start(config: Rollout, model: str, request: plugin.PluginRequest) -> Any:
+    """A `vllm.LLM` with the samebits plugin at work in its workers.
+
+    Raises:
+        UserError: settings the engine does not take, a model it cannot load, an engine that dies on the way up.
+    """
+    for key in config.engine:
+        if key in OWN_SETTINGS:
+            raise UserError(f"[rollout.engine] {key}", "is set by another key of [rollout]", "remove it there")
+    _name_request(request)
+    from vllm import LLM
+
+    settings: dict[str, Any] = {
+        "dtype": config.dtype, "enforce_eager": config.eager, "max_model_len": config.max_model_len,
+        "logprobs_mode": f"{config.logprobs}_logprobs", "skip_tokenizer_init": True, "seed": 0, "disable_log_stats": True,
+    }
+    try:
+        return LLM(model, **(settings | dict(config.engine)))
+    except UserError:
+        raise
+    except Exception as error:  # vLLM raises every kind for what it cannot run
+        traceback.print_exc()
+        raise _refusal(error, model) from error
+
+
+def _name_request(request: plugin.PluginRequest) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="samebits-"))
+    path = folder / "request.json"
+    path.write_text(request.model_dump_json(), encoding="utf-8")
+    os.environ[plugin.VARIABLE] = str(path)
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "samebits" not in allowed.split(","):
+        raise UserError(f"VLLM_PLUGINS={allowed}", "keeps the samebits plugin out of the engine", "add samebits to it, or unset it")
+
+
+def _refusal(error: BaseException, model: str) -> UserError:
+    cause = error
+    while (inner := cause.__cause__ or cause.__context__) is not None and not isinstance(inner, UserError):
+        cause = inner
+    if isinstance(inner, UserError):
+        return inner
+    text = str(error) or type(error).__name__
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = " ".join(lines[:4])[:600]
+    if cause is not error:
+        reason += f" (first cause: {type(cause).__name__}: {str(cause).strip().splitlines()[0][:300] if str(cause).strip() else ''})"
+    return UserError(f"the vLLM engine with {model}", f"did not start: {reason}", "correct [rollout] in samebits.toml; the whole traceback is in the side's log")
+
+
+def scheduler(llm: Any) -> Any:
+    """The live scheduler (the engine core is in this process)."""
+    return llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def reset_cache(llm: Any) -> None:
+    """Forget every cached prefix."""
+    assert llm.reset_prefix_cache(), "the prefix cache cannot be reset: requests are still running"
+
+
+def drive(llm: Any, jobs: Iterable[Job], concurrency: int | None, whole_prompts: bool = False) -> dict[str, Any]:
+    """Run every request to its end; RequestOutput by name.
+
+    Args:
+        concurrency: most requests in flight; None: as many as the engine runs.
+        whole_prompts: admit requests so that no prompt has to be cut (seeded sampling on CPU cannot be cut).
+    """
+    engine = llm.llm_engine
+    limit = min(concurrency or 1 << 30, scheduler(llm).max_num_running_reqs) if whole_prompts else concurrency or 1 << 30
+    budget = scheduler(llm).max_num_scheduled_tokens
+    waiting, running, done = deque(jobs), set[str](), dict[str, Any]()
+    try:
+        while waiting or running:
+            planned = len(running)
+            while waiting and len(running) < limit and not (whole_prompts and running and planned + len(waiting[0].prompt) > budget):
+                job = waiting.popleft()
+                planned += len(job.prompt)
+                engine.add_request(job.name, {"prompt_token_ids": job.prompt}, job.params)
+                running.add(job.name)
+            for output in engine.step():
+                if output.finished:
+                    done[output.request_id] = output
+                    running.discard(output.request_id)
+    except BaseException:
+        engine.abort_request(list(running))
+        raise
+    return done
+
+
+def sampled_logprobs(output: Any) -> list[float]:
+    """The logprob the engine reports for each sampled token of a finished request."""
+    completion = output.outputs[0]
+    return [step[token].logprob for step, token in zip(completion.logprobs, completion.token_ids, strict=True)]

@@ -1,0 +1,64 @@
+"""The `vllm.general_plugins` entry point: loaded in every vLLM process of the machine, so it must cost and change nothing there.
+
+Only where the environment names a request file (a side wrote it for its own engine) are the worker's hooks checked and installed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from samebits.tools.schema.base import Model
+from samebits.tools.schema.errors import UserError
+
+VARIABLE = "SAMEBITS_REQUEST"
+
+
+class PluginRequest(Model):
+    """What a side asks of the worker processes of its engine."""
+
+    taps: bool = False
+    """Put opaque taps into the model before it is compiled."""
+    tap_modules: tuple[str, ...] | None = None
+    """Modules to tap; None: every module that is called."""
+
+
+def register() -> None:
+    """Called by vLLM in each of its processes, possibly more than once."""
+    path = os.environ.get(VARIABLE)
+    if path:
+        follow(read(Path(path)))
+
+
+def read(path: Path) -> PluginRequest:
+    """The request file.
+
+    Raises:
+        UserError: missing or damaged.
+    """
+    try:
+        return PluginRequest.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        raise UserError(str(path), f"not a samebits request file ({error})", f"unset {VARIABLE}: samebits sets it for its own engines") from error
+
+
+def follow(request: PluginRequest) -> None:
+    """Wrap `Worker.load_model`, so that everything is in place when the model has its weights and is not yet compiled."""
+    from samebits.tools.sides.vllm.install import install, wrap
+    from vllm.v1.worker.gpu_worker import Worker
+
+    def loads_model(method: Any) -> Any:
+        def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = method(self, *args, **kwargs)
+            install(self)
+            if request.taps:
+                from samebits.tools.sides.vllm.taps import put_taps
+
+                put_taps(self, request.tap_modules)
+            return result
+
+        return load_model
+
+    wrap(Worker, "load_model", loads_model)
