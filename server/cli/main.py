@@ -98,11 +98,16 @@ def capture(
 @app.command()
 def diff(
     config: Config = HERE, sets: Sets = [], rollout: RolloutFile = None, out: Out = None, as_json: Json = False,  # noqa: B006
+    against: Annotated[
+        str, typer.Option(help="trainer, or the rollout side itself: batch, decode_prefill, chunked_prefill, prefix_hit.")
+    ] = "trainer",
     max_operators: Annotated[int, typer.Option(help="Stop after this many entries of the work list.")] = 64,
 ) -> None:
     """Name, prove and order every operator that differs by itself."""
     experiment = reader.read(config, tuple(sets))
-    request = DiffRequest(experiment=experiment, rollout=_absolute(rollout), max_operators=max_operators)
+    request = DiffRequest.model_validate(
+        {"experiment": experiment, "rollout": _absolute(rollout), "against": against, "max_operators": max_operators}
+    )
     execute(request, out, as_json, python=experiment.pool.worker_python, time_limit_s=experiment.pool.time_limit_s)
 
 

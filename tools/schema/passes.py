@@ -66,6 +66,32 @@ class Score(Model):
     edits: tuple[Edit, ...] = ()
 
 
+class Reading(Model):
+    """One meaning of "the logprob of the sampled token"."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Renormalised over the kept tokens."""
+    top_k: int = Field(default=0, ge=0)
+    row_shift: int = 0
+    """Taken this many rows too late (negative: too early)."""
+    count: bool = False
+    """Also how many of the most probable tokens hold the mass by which the reported logprob is larger (sorts the vocabulary)."""
+
+
+class Readings(Model):
+    """Trainer side: float64 columns for closed-form causes, so that logits never leave the process.
+
+    Writes readings.safetensors into `folder`: for reading k, `logprob.k`, `total.k`, `slope.k`, `count.k` float64 [tokens]
+    in the rollout's order (see tools/sides/scoring/readings.py); NaN where the row does not exist.
+    """
+
+    command: Literal["readings"] = "readings"
+    rollout: str
+    readings: tuple[Reading, ...]
+    folder: str
+
+
 class Weights(Model):
     """Digest every weight as the side's operators see it (packed weights are read back). Writes weights.json."""
 
@@ -94,6 +120,8 @@ class Step(Model):
     """Safetensors file with checkpoint names."""
     seed: int = 0
     """Seed of the random advantages."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """AdamW keeps its state from step to step of the same side."""
 
 
 class Modules(Model):
@@ -108,7 +136,7 @@ class Close(Model):
 
 
 Command = Annotated[
-    Open | Generate | Score | Weights | Push | Step | Modules | Close, Field(discriminator="command")
+    Open | Generate | Score | Readings | Weights | Push | Step | Modules | Close, Field(discriminator="command")
 ]
 COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
 

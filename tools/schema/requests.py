@@ -43,6 +43,8 @@ class DiffRequest(Model):
     kind: Literal["diff"] = "diff"
     experiment: Experiment
     rollout: str | None = None
+    against: Literal["trainer", "batch", "decode_prefill", "chunked_prefill", "prefix_hit"] = "trainer"
+    """The other side, or the rollout side itself computed another way: each sequence alone, by prefill, in chunks, from the cache."""
     max_operators: int = Field(default=64, ge=1)
     """Stop after this many entries of the work list, and say so."""
 

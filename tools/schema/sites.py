@@ -37,8 +37,11 @@ class CapturePlan(Model):
     """What to record during one pass."""
 
     level: Literal["module", "operator"] = "module"
+    """module: ports of every module call. operator: those too, and every dispatcher operator inside `modules`, so that one
+    capture holds both in one execution order."""
     modules: tuple[str, ...] | None = None
-    """Module paths to tap (operator level: every operator inside them, deepest module named); None: all."""
+    """Operator level: modules whose operators are tapped (those of a submodule belong to the deepest module named).
+    Module level: modules to tap. None: all."""
     store: Literal["digest", "tensors"] = "digest"
     sequences: tuple[int, ...] | None = None
     """Indices of rollout sequences whose rows are kept; None: all."""

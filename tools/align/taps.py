@@ -1,0 +1,79 @@
+"""The taps of one stored capture, by site.
+
+Legend: R token rows, C elements per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from samebits.tools.schema.artifacts.capture import CaptureManifest, Tap
+from samebits.tools.store import artifact
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TENSORS = "taps.safetensors"
+
+
+@dataclass(slots=True)
+class Taps:
+    """One capture, opened lazily: tensors are read when asked for."""
+
+    folder: Path
+    manifest: CaptureManifest
+    numbers: dict[str, int]
+    """Tap number by site string."""
+    file: Any
+    _keys: dict[int, torch.Tensor]
+
+    @classmethod
+    def open(cls, folder: Path) -> Taps:
+        """Open a Capture artifact (its digests are checked)."""
+        manifest = artifact.read(folder, CaptureManifest)
+        numbers = {str(tap.site): number for number, tap in enumerate(manifest.taps)}
+        return cls(folder, manifest, numbers, safe_open(folder / TENSORS, "pt"), {})
+
+    def tap(self, site: str) -> Tap:
+        """The tap of a site."""
+        return self.manifest.taps[self.numbers[site]]
+
+    @property
+    def rowed(self) -> list[Tap]:
+        """Taps that have token rows, in execution order."""
+        return sorted((tap for tap in self.manifest.taps if tap.rowset is not None), key=lambda tap: tap.order)
+
+    def keys(self, site: str) -> torch.Tensor:
+        """int64 [R] keys (sequence << 32 | position) of a tap's rows, ascending."""
+        rowset = self.tap(site).rowset
+        assert rowset is not None
+        if rowset not in self._keys:
+            rows_R2 = self.file.get_tensor(f"rows.{rowset}").to(torch.int64)
+            self._keys[rowset] = (rows_R2[:, 0] << 32) | rows_R2[:, 1]
+        return self._keys[rowset]
+
+    def digests(self, site: str) -> torch.Tensor:
+        """int64 [R, 2]."""
+        value: torch.Tensor = self.file.get_tensor(f"digest.{self.numbers[site]}")
+        return value
+
+    def value(self, site: str) -> torch.Tensor:
+        """[R, C] in the tap's dtype; the tap must be stored."""
+        value: torch.Tensor = self.file.get_tensor(f"value.{self.numbers[site]}")
+        return value
+
+    def names(self, site: str) -> tuple[str, str, str]:
+        """File, value name and rows name of a stored tap, as a Replace edit wants them."""
+        return str(self.folder / TENSORS), f"value.{self.numbers[site]}", f"rows.{self.tap(site).rowset}"
+
+
+def common_rows(keys_a: torch.Tensor, keys_b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices into two ascending key lists of the rows both have."""
+    index_a = torch.searchsorted(keys_a, keys_b).clamp(max=max(len(keys_a) - 1, 0))
+    if len(keys_a) == 0:
+        return index_a[:0], index_a[:0]
+    hit = keys_a[index_a] == keys_b
+    return index_a[hit], torch.arange(len(keys_b))[hit]

@@ -1,0 +1,62 @@
+"""Passes of one diff: asks a side to score the same rollout, with captures and edits, and counts the passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from samebits.tools.align.taps import Taps
+from samebits.tools.schema.artifacts.weights import SideWeights
+from samebits.tools.schema.passes import How, Score, Weights
+from samebits.tools.sides import rollout_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from samebits.tools.job.job import Job
+    from samebits.tools.schema.sites import CapturePlan, Edit
+    from samebits.tools.sides.session import Session
+
+PLAIN = How()
+
+
+@dataclass(slots=True)
+class Answer:
+    """One pass: the logprobs, and the capture when one was asked for."""
+
+    logprob_N: torch.Tensor
+    scored_N: torch.Tensor
+    folder: Path
+
+    @property
+    def taps(self) -> Taps:
+        """The capture of this pass."""
+        return Taps.open(self.folder / "capture")
+
+
+@dataclass(slots=True)
+class Asker:
+    """The open sides of a diff."""
+
+    job: Job
+    rollout: Path
+    """Folder of the Rollout artifact."""
+    sessions: dict[str, Session]
+    passes: dict[str, int] = field(default_factory=dict)
+
+    def score(
+        self, role: str, name: str, plan: CapturePlan | None = None, edits: tuple[Edit, ...] = (), how: How = PLAIN
+    ) -> Answer:
+        """Run one pass. `name` is the folder it is kept under."""
+        self.passes[role] = self.passes.get(role, 0) + 1
+        folder = self.job.new(f"passes/{role}-{name}")
+        self.sessions[role].ask(Score(rollout=str(self.rollout), how=how, folder=str(folder), capture=plan, edits=edits))
+        scores = rollout_store.read_scores(folder)
+        return Answer(scores.logprob_N, scores.scored_N, folder)
+
+    def weights(self, role: str) -> SideWeights:
+        """Weights of a side as its operators see them."""
+        folder = self.job.new(f"passes/{role}-weights")
+        self.sessions[role].ask(Weights(folder=str(folder)))
+        return SideWeights.model_validate_json((folder / "weights.json").read_text(encoding="utf-8"))

@@ -1,0 +1,66 @@
+"""Proves the work list: operators are put right one after the other until the logprobs are equal.
+
+Pass k has the first k suspects put right and nothing else. Each step shows that the difference moves to a strictly later site (or
+ends), that with the suspect's own output back it is back, and what this one operator does to the logprobs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from samebits.tools.diff.force import put_right
+from samebits.tools.diff.rows import by_digest
+from samebits.tools.measure.gap import stats
+
+if TYPE_CHECKING:
+    import torch
+    from samebits.tools.align.taps import Taps
+    from samebits.tools.diff.asking import Asker
+    from samebits.tools.diff.find import Found
+    from samebits.tools.schema.artifacts.gap import GapStats
+    from samebits.tools.schema.sites import CapturePlan
+
+END = "the logprobs are equal"
+
+
+@dataclass(slots=True)
+class Link:
+    """State with the first k suspects put right."""
+
+    logprob_N: torch.Tensor
+    gap: GapStats
+    """Against the rollout."""
+    first: str
+    """First module-level site that differs, or END."""
+    order: int
+    """Its place in the execution order; a large number at the end."""
+
+
+def walk(asker: Asker, rollout: Taps, found: Found, plan: CapturePlan, rollout_N: torch.Tensor, valid_N: torch.Tensor) -> list[Link]:
+    """One pass for each k from 0 to the number of suspects."""
+    digest_plan = plan.model_copy(update={"store": "digest"})
+    links = []
+    for count in range(len(found.suspects) + 1):
+        asker.job.emit("prove", "putting operators right one by one", count, len(found.suspects))
+        edits = put_right([suspect.pair for suspect in found.suspects[:count]], rollout)
+        answer = asker.score("trainer", f"right-{count}", digest_plan, edits)
+        first, order = _first_differing(found, rollout, answer.taps)
+        gap = stats(rollout_N, answer.logprob_N, valid_N & answer.scored_N)
+        if gap.exact and first != END:
+            first += " (the logprobs are equal all the same)"
+        links.append(Link(answer.logprob_N, gap, first, order))
+    return links
+
+
+def _first_differing(found: Found, rollout: Taps, taps: Taps) -> tuple[str, int]:
+    for counted in by_digest([pair for pair in found.pairs if not pair.trainer.op], rollout, taps):
+        if counted.differing:
+            site = str(counted.pair.trainer)
+            return site, taps.tap(site).order
+    return END, 1 << 60
+
+
+def effect(before: Link, after: Link, valid_N: torch.Tensor) -> GapStats:
+    """What putting one operator right did to the logprobs."""
+    return stats(after.logprob_N, before.logprob_N, valid_N)

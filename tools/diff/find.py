@@ -1,0 +1,146 @@
+"""Finds every operator that differs by itself.
+
+One pass of the trainer in which each paired site is recorded and then takes the rollout's value: every operator then sees inputs
+that are bit-equal to the rollout's, and a site whose own value still differs names an operator (or region) at fault. Regions
+that are not one module are split by a second pass over their dispatcher operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from samebits.tools.align.pairs import pair_taps
+from samebits.tools.diff.force import put_right
+from samebits.tools.diff.kinds import kind_of
+from samebits.tools.diff.rows import by_bits
+from samebits.tools.schema.sites import CapturePlan
+
+if TYPE_CHECKING:
+    from samebits.tools.align.taps import Taps
+    from samebits.tools.align.weights import Anchor
+    from samebits.tools.diff.asking import Asker
+    from samebits.tools.schema.artifacts.divergence import Bits, Pair
+    from samebits.tools.schema.sites import Site
+
+
+@dataclass(slots=True)
+class Suspect:
+    """A trainer site whose own value differs although everything before it is the rollout's."""
+
+    pair: Pair
+    bits: Bits
+    container: str
+    """Module whose forward computes it: the module itself for an output, its parent for an input."""
+    leaf: bool
+    """The container calls no other module: one operator."""
+    operators: tuple[str, ...] = ()
+    """Dispatcher operators that ran between the paired site before it and this one."""
+    inputs: tuple[Pair, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """Kind of operator, told from what ran."""
+        return "logprob" if self.pair.trainer.module == "logprob" and self.pair.trainer.port.startswith("out") else kind_of(self.operators)
+
+
+@dataclass(slots=True)
+class Found:
+    """What the search gives."""
+
+    pairs: list[Pair]
+    suspects: list[Suspect]
+    natural: Taps
+    """Trainer, stored, nothing put right."""
+    forced: Taps
+    """Trainer, stored at module level, everything put right."""
+    operators: Taps | None
+    """Trainer, stored at operator level inside the suspects' containers, everything put right."""
+    compared: int
+    not_compared: list[str] = field(default_factory=list)
+
+
+def container_of(site: Site) -> str:
+    """Path of the module whose forward computes the value at a site."""
+    if site.op or site.port.startswith("out"):
+        return site.module
+    return site.module.rpartition(".")[0]
+
+
+def find(asker: Asker, rollout: Taps, anchors: list[Anchor], plan: CapturePlan) -> Found:
+    """Search with the rollout's stored module-level capture `rollout`; `plan` stores the same rows on the trainer."""
+    natural = asker.score("trainer", "stored", plan).taps
+    pairs = pair_taps(rollout, natural, anchors)
+    forced = asker.score("trainer", "forced", plan, put_right(pairs, rollout)).taps
+    suspects = _differing(pairs, rollout, forced)
+    found = Found(pairs, suspects, natural, forced, None, compared=len(pairs))
+    containers = tuple(sorted({suspect.container for suspect in suspects if suspect.container and suspect.container != "logprob"}))
+    if containers:
+        _split(found, asker, rollout, plan, containers)
+    paired = {str(pair.trainer) for pair in found.pairs}
+    found.not_compared = [str(tap.site) for tap in natural.manifest.taps if str(tap.site) not in paired]
+    found.not_compared += list(natural.manifest.untapped)
+    return found
+
+
+def _differing(pairs: list[Pair], rollout: Taps, forced: Taps) -> list[Suspect]:
+    parents = {site.module.rpartition(".")[0] for site in (tap.site for tap in forced.manifest.taps) if site.module}
+    suspects = []
+    for pair in pairs:
+        bits = by_bits(pair, rollout, forced)
+        if bits is not None and bits.elements_differing:
+            container = container_of(pair.trainer)
+            suspects.append(Suspect(pair, bits, container, leaf=bool(container) and container not in parents))
+    return suspects
+
+
+def _split(found: Found, asker: Asker, rollout: Taps, plan: CapturePlan, containers: tuple[str, ...]) -> None:
+    """Tap the dispatcher operators inside the containers, pair them by value, force them too, and see what then differs."""
+    edits = put_right(found.pairs, rollout)
+    operator_plan = plan.model_copy(update={"level": "operator", "modules": containers, "replay": True})
+    taps = asker.score("trainer", "operators", operator_plan, edits).taps
+    regions = {suspect.container for suspect in found.suspects if not suspect.leaf}
+    inner = [pair for pair in _inner_pairs(taps, rollout, found) if pair.trainer.module in regions]
+    if inner:
+        taps = asker.score("trainer", "operators-forced", operator_plan, edits + put_right(inner, rollout)).taps
+        found.pairs = sorted(found.pairs + inner, key=lambda pair: taps.tap(str(pair.trainer)).order)
+        found.compared += len(inner)
+        found.suspects = _differing(found.pairs, rollout, taps)
+    found.operators = taps
+    _describe(found, taps)
+
+
+def _inner_pairs(operators: Taps, rollout: Taps, found: Found) -> list[Pair]:
+    """Operator outputs that hold a quantity of the rollout which no module of the trainer holds; the earliest of each."""
+    used = {str(pair.rollout) for pair in found.pairs}
+    earliest: dict[str, Pair] = {}
+    for pair in pair_taps(rollout, operators, []):
+        key = str(pair.rollout)
+        if pair.by == "value" and pair.trainer.op and key not in used:
+            earliest.setdefault(key, pair)
+    return list(earliest.values())
+
+
+def _describe(found: Found, taps: Taps) -> None:
+    """Give each suspect the operators that ran for it, and the paired sites they start from."""
+    order = {str(tap.site): tap.order for tap in taps.manifest.taps}
+    paired = [(order[str(pair.trainer)], pair) for pair in found.pairs]
+    for suspect in found.suspects:
+        end = order[str(suspect.pair.trainer)]
+        inside = [tap for tap in taps.manifest.taps if tap.site.op and tap.site.module == suspect.container and tap.order <= end]
+        start = max((place for place, pair in paired if place < end and _splits(pair, suspect)), default=-1)
+        suspect.operators = tuple(dict.fromkeys(tap.site.op for tap in inside if tap.order > start))
+        suspect.inputs = tuple(pair for place, pair in paired if place < end and _feeds(pair, suspect))
+    found.suspects.sort(key=lambda suspect: order[str(suspect.pair.trainer)])
+
+
+def _feeds(pair: Pair, suspect: Suspect) -> bool:
+    """A paired site from which the suspect's container takes a value: its own inputs, its children's outputs, its operators."""
+    site, container = pair.trainer, suspect.container
+    if site.module == container:
+        return site.port.startswith("in") or bool(site.op)
+    return site.port.startswith("out") and site.module.rpartition(".")[0] == container
+
+
+def _splits(pair: Pair, suspect: Suspect) -> bool:
+    return bool(pair.trainer.op) and pair.trainer.module == suspect.container

@@ -1,0 +1,73 @@
+"""From suspects and their chain of proofs to the Divergence artifact and the table a person reads."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from samebits.tools.diff.chain import END, effect
+from samebits.tools.schema.artifacts.divergence import Proof, WorkItem
+
+if TYPE_CHECKING:
+    import torch
+    from samebits.tools.align.taps import Taps
+    from samebits.tools.diff.chain import Link
+    from samebits.tools.diff.find import Found, Suspect
+    from samebits.tools.schema.artifacts.divergence import Cause
+    from samebits.tools.schema.results import Cell
+
+
+def items(found: Found, links: list[Link], causes: list[Cause], valid_N: torch.Tensor, rollout_operators: Taps | None) -> list[WorkItem]:
+    """One WorkItem per suspect, in execution order."""
+    made: list[WorkItem] = []
+    seen: dict[tuple[str, str], int] = {}
+    for index, suspect in enumerate(found.suspects):
+        pattern = (suspect.kind, re.sub(r"\d+", "N", str(suspect.pair.trainer)))
+        made.append(
+            WorkItem(
+                index=index, kind=suspect.kind, rollout=(suspect.pair.rollout,), trainer=(suspect.pair.trainer,), between=between(suspect),
+                inputs=suspect.inputs, bits=suspect.bits, proof=proof(found, suspect, links[index], links[index + 1], rollout_operators),
+                cause=causes[index], effect=effect(links[index], links[index + 1], valid_N), same_as=seen.get(pattern),
+            )
+        )
+        seen.setdefault(pattern, index)
+    return made
+
+
+def between(suspect: Suspect) -> str:
+    """The operator by name when it is one module or one operator, else the region it is in."""
+    site = suspect.pair.trainer
+    if suspect.leaf and not site.op:
+        return site.module
+    starts = ", ".join(str(pair.trainer) for pair in suspect.inputs[-3:])
+    return f"between {starts or 'the start of ' + suspect.container} and {site}"
+
+
+def proof(found: Found, suspect: Suspect, before: Link, after: Link, rollout_operators: Taps | None) -> Proof:
+    """DESIGN 3, step 5."""
+    notes = []
+    if after.order <= before.order and after.first != END:
+        notes.append(f"with its output put right the first difference did not move on from {before.first}")
+    return Proof(
+        rollout_replay=_replayed(rollout_operators, suspect.pair.rollout.module),
+        trainer_replay=_replayed(found.operators, suspect.container),
+        equal_until=after.first, returns=before.order <= after.order and before.first != END, notes=tuple(notes),
+    )
+
+
+def _replayed(taps: Taps | None, module: str) -> bool | None:
+    """Whether every operator of a module, run again on its recorded inputs, gave its recorded output; None: none was run."""
+    own = [replay.equal for replay in taps.manifest.replays if replay.site.module == module and replay.calls] if taps else []
+    return all(own) if own else None
+
+
+def rows(work: list[WorkItem]) -> tuple[dict[str, Cell], ...]:
+    """The work list as a table."""
+    return tuple(
+        {
+            "#": item.index, "kind": item.kind, "where": item.between if len(item.between) < 60 else str(item.trainer[0]),
+            "rollout": str(item.rollout[0]), "differing": f"{item.bits.elements_differing}/{item.bits.elements}", "max ulps": item.bits.max_ulps,
+            "cause": item.cause.name, "effect max": item.effect.max, "then": item.proof.equal_until,
+        }
+        for item in work
+    )

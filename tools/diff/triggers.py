@@ -1,0 +1,42 @@
+"""Switches of an engine that change an order of reduction. A cause is named when the difference follows the switch.
+
+To add one: name the switch, its two settings and what it does. Nothing is believed of a row: the diff runs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(slots=True, frozen=True)
+class Trigger:
+    """An environment variable of the rollout side and the setting that takes the mechanism away."""
+
+    device: Literal["cpu", "cuda"]
+    kind: str
+    """Kind of operator it acts on."""
+    variable: str
+    off: str
+    meaning: str
+
+
+TRIGGERS = (
+    Trigger(
+        "cpu", "attention", "VLLM_CPU_ATTN_SPLIT_KV", "0",
+        "the CPU attention kernel splits the keys over threads when few sequences are in flight, and adds the parts in another order",
+    ),
+    Trigger(
+        "cuda", "attention", "VLLM_BATCH_INVARIANT", "1",
+        "without vLLM's batch-invariant mode FlashAttention splits the keys by the work in the batch, and cuBLAS splits K by the batch size",
+    ),
+    Trigger(
+        "cuda", "linear", "VLLM_BATCH_INVARIANT", "1",
+        "without vLLM's batch-invariant mode cuBLAS splits K by the number of rows",
+    ),
+)
+
+
+def for_kind(kind: str, device: str) -> list[Trigger]:
+    """Triggers that can act on this kind of operator on this device."""
+    return [trigger for trigger in TRIGGERS if trigger.kind == kind and trigger.device == device]

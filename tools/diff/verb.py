@@ -1,0 +1,181 @@
+"""`samebits diff`: names, proves and orders every operator that differs by itself (DESIGN 3, steps 4 to 6)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samebits.tools.align.weights import anchors
+from samebits.tools.diff import explain, report, selection
+from samebits.tools.diff.asking import Asker
+from samebits.tools.diff.chain import walk
+from samebits.tools.diff.find import Found, find
+from samebits.tools.diff.itself import diff_itself
+from samebits.tools.diff.rows import by_digest
+from samebits.tools.job.rollouts import obtain
+from samebits.tools.measure.gap import stats
+from samebits.tools.schema.artifacts.divergence import (
+    AlignmentManifest,
+    Diverged,
+    DivergenceManifest,
+    Identical,
+    Incomparable,
+    Pair,
+)
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.results import Result
+from samebits.tools.schema.sites import CapturePlan
+from samebits.tools.sides import rollout_store
+from samebits.tools.store import artifact
+
+if TYPE_CHECKING:
+    import torch
+    from samebits.tools.align.taps import Taps
+    from samebits.tools.align.weights import Anchor
+    from samebits.tools.diff.chain import Link
+    from samebits.tools.job.job import Job
+    from samebits.tools.schema.requests import DiffRequest
+    from samebits.tools.sides.protocol import RolloutData
+
+SHOWN = 40
+
+
+def run_diff(request: DiffRequest, job: Job) -> Result:
+    """Carry out a diff.
+
+    Raises:
+        UserError: see the sides; a rollout of another model.
+    """
+    experiment = request.experiment
+    if request.against != "trainer":
+        return diff_itself(request, job)
+    with ExitStack() as stack:
+        engine = stack.enter_context(job.open_side("rollout", experiment))
+        rollout = obtain(request.rollout, experiment, engine, job)
+        trainer = stack.enter_context(job.open_side("trainer", experiment))
+        asker = Asker(job, rollout, {"rollout": engine, "trainer": trainer})
+        return _diff(request, job, asker)
+
+
+def _diff(request: DiffRequest, job: Job, asker: Asker) -> Result:
+    data = rollout_store.read(asker.rollout)
+    job.emit("pass 1", "row digests of every module on both sides", 0, 2)
+    first_r = asker.score("rollout", "digest", CapturePlan())
+    job.emit("pass 1", "row digests of every module on both sides", 1, 2)
+    first_t = asker.score("trainer", "digest", CapturePlan())
+    _same_tokens(data, first_r.logprob_N)
+    gap = stats(first_r.logprob_N, first_t.logprob_N, data.valid_N)
+    found_anchors = anchors(asker.weights("rollout"), asker.weights("trainer"))
+    layers = _layers(found_anchors, first_r.taps, first_t.taps)
+    if gap.exact:
+        compared = len(layers)
+        outcome = Identical(compared=compared) if compared else Incomparable(reason="no module of the two sides could be paired")
+        manifest = DivergenceManifest(
+            outcome=outcome, work=(), gap=gap, unexplained=gap, compared=compared, not_compared=(), passes=asker.passes, layers=layers
+        )
+        return _finish(job, asker, manifest, f"every one of {gap.tokens} logprobs is equal to the bit; {compared} paired modules compared")
+    return _localise(request, job, asker, data, found_anchors, layers, first_r.logprob_N != first_t.logprob_N)
+
+
+def _same_tokens(data: RolloutData, again_N: torch.Tensor) -> None:
+    """The engine under capture must give the logprobs the rollout holds; else there is no one rollout side to look at."""
+    if data.valid_N.sum() == 0:
+        raise UserError("the rollout", "no valid token", "check its mask")
+    if not again_N.isfinite().all():
+        raise UserError("the rollout side", "logprobs that are not finite", "run `samebits measure` and look at the worst tokens")
+
+
+def _layers(found: list[Anchor], rollout: Taps, trainer: Taps) -> tuple[tuple[str, int, int], ...]:
+    """Rows compared and differing by module, from digests alone, in the trainer's execution order."""
+    from samebits.tools.schema.sites import Site
+
+    pairs = [
+        Pair(rollout=Site(module=a.rollout, port="out0"), trainer=Site(module=a.trainer, port="out0"), columns=None, wider="neither", by="weights")
+        for a in found
+        if a.rollout_total == a.trainer_total
+    ]
+    counted = by_digest(pairs, rollout, trainer)
+    counted.sort(key=lambda entry: trainer.tap(str(entry.pair.trainer)).order)
+    return tuple((entry.pair.trainer.module, entry.rows, entry.differing) for entry in counted)
+
+
+def _localise(
+    request: DiffRequest, job: Job, asker: Asker, data: RolloutData, found_anchors: list[Anchor], layers: tuple[tuple[str, int, int], ...],
+    differing_N: torch.Tensor,
+) -> Result:
+    budget = request.experiment.capture.budget_mib << 20
+    digest_folders = [asker.job.folder / "passes" / f"{role}-digest" / "capture" for role in ("rollout", "trainer")]
+    from samebits.tools.align.taps import Taps
+
+    row_bytes = selection.bytes_per_row(*(Taps.open(folder) for folder in digest_folders))
+    chosen = selection.choose(data, differing_N, row_bytes, budget // 2)
+    plan = CapturePlan(store="tensors", sequences=chosen, budget_bytes=budget)
+    valid_N = data.valid_N & selection.tokens_of(data, chosen)
+    job.emit("pass 2", f"tensors of {len(chosen)} sequences on both sides")
+    stored = asker.score("rollout", "stored", plan)
+    found = find(asker, stored.taps, found_anchors, plan)
+    dropped = found.suspects[request.max_operators :]
+    found.suspects = found.suspects[: request.max_operators]
+    operators_r = _rollout_operators(asker, found, plan) if found.suspects else None
+    links = walk(asker, stored.taps, found, plan, stored.logprob_N, valid_N)
+    job.emit("classify", f"{len(found.suspects)} operators")
+    causes = explain.causes(found, stored.taps, asker)
+    work = report.items(found, links, causes, valid_N, operators_r)
+    work = explain.keep_evidence(job, work, found, stored.taps, operators_r)
+    _write_alignment(job, found, stored.taps)
+    if not work:
+        outcome: Diverged | Incomparable = Incomparable(reason="the logprobs differ, yet no paired site differs by itself: see not_compared")
+    else:
+        outcome = Diverged(first=work[0])
+    manifest = DivergenceManifest(
+        outcome=outcome, work=tuple(work), gap=links[0].gap, unexplained=links[-1].gap, compared=found.compared,
+        not_compared=tuple(found.not_compared), passes=asker.passes, layers=layers,
+        unfinished=f"{len(dropped)} further operators, from {dropped[0].pair.trainer} on" if dropped else "",
+    )
+    return _finish(job, asker, manifest, _sentence(manifest, links, len(chosen), len(data.sequences)))
+
+
+def _rollout_operators(asker: Asker, found: Found, plan: CapturePlan) -> Taps:
+    """The rollout's operators inside the modules of the work list, each run again on its own inputs (proof (a))."""
+    modules = tuple(sorted({suspect.pair.rollout.module for suspect in found.suspects if suspect.pair.rollout.module not in ("", "logprob")}))
+    return asker.score("rollout", "operators", plan.model_copy(update={"level": "operator", "modules": modules, "replay": True})).taps
+
+
+def _write_alignment(job: Job, found: Found, rollout: Taps) -> None:
+    ours = {str(pair.rollout) for pair in found.pairs}
+    theirs = {str(pair.trainer) for pair in found.pairs}
+    artifact.write(
+        job.new("alignment"),
+        AlignmentManifest(
+            pairs=tuple(found.pairs),
+            unpaired_rollout=tuple(str(tap.site) for tap in rollout.manifest.taps if str(tap.site) not in ours),
+            unpaired_trainer=tuple(str(tap.site) for tap in found.natural.manifest.taps if str(tap.site) not in theirs),
+        ),
+    )
+
+
+def _sentence(manifest: DivergenceManifest, links: list[Link], chosen: int, sequences: int) -> str:
+    gap, rest = manifest.gap, manifest.unexplained
+    start = f"{gap.nonzero} of {gap.tokens} logprobs differ (max {gap.max:.3g}, k3 {gap.k3:.3g}) over {chosen} of {sequences} sequences. "
+    if not manifest.work:
+        return start + "No operator could be named."
+    first = manifest.work[0]
+    listed = f"{len(manifest.work)} operators differ by themselves, the first is {first.kind} {first.between}. "
+    if manifest.unfinished:
+        return start + listed + f"Not finished: {manifest.unfinished}."
+    left = "With all of them put right every logprob is equal to the bit." if rest.exact else f"Unexplained after all are put right: {rest.nonzero} tokens, max {rest.max:.3g}."
+    return start + listed + left
+
+
+def _finish(job: Job, asker: Asker, manifest: DivergenceManifest, summary: str) -> Result:
+    folder = job.new("divergence")
+    manifest = manifest.model_copy(update={"made_from": {"rollout": artifact.identity(asker.rollout)}})
+    artifact.write(folder, manifest)
+    table = report.rows(list(manifest.work))
+    verdict = {"identical": "equal", "diverged": "differs", "incomparable": "unjudged"}[manifest.outcome.status]
+    ids = {"divergence": folder.name, "rollout": str(Path(asker.rollout))}
+    return Result.model_validate({
+        "verdict": verdict, "summary": summary, "ids": ids, "rows": table[:SHOWN], "truncated": len(table) > SHOWN, "total": len(table),
+        "next": f"samebits minimize {folder} --operator 0" if manifest.work else "",
+    })
