@@ -1,0 +1,54 @@
+"""The bits of logprob: on CPU plain PyTorch, on CUDA the plainest Triton kernel (contract_triton.py).
+
+M: rows, V: vocabulary, C: chunks.
+"""
+
+from __future__ import annotations
+
+import torch
+from samebits.kernels.ops.lanes import fold_lanes, halve, next_power_of_two, unit_of
+
+CHUNK = 4096
+LANES = 128
+
+
+def contract_with_state(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logprob, top, total), each float32 [M]; see README.md."""
+    if logits.is_cuda:
+        from samebits.kernels.ops.logprob.contract_triton import contract_cuda
+
+        return contract_cuda(logits, targets, temperature)
+    z_MV = logits.float() if temperature is None else logits.float() / temperature[:, None]
+    rows, vocabulary = z_MV.shape
+    unit = unit_of(logits.dtype)
+    pad = -vocabulary % CHUNK
+    z = torch.nn.functional.pad(z_MV, (0, pad), value=-torch.inf).view(rows, -1, CHUNK)
+    m_MC = z.max(-1).values
+    e = torch.exp(z - torch.where(m_MC == -torch.inf, 0.0, m_MC)[..., None])
+    passes = halve(e.view(rows, -1, CHUNK // (LANES * unit), LANES * unit).transpose(-1, -2))
+    s_MC = fold_lanes(halve(passes.view(rows, -1, LANES, unit)))
+    top_M = m_MC.max(-1).values
+    t_MC = s_MC * torch.exp(m_MC - top_M[:, None])
+    chunks = t_MC.shape[1]
+    total_M = fold_lanes(torch.nn.functional.pad(t_MC, (0, next_power_of_two(chunks) - chunks)))
+    z_M = z_MV.gather(-1, targets.long()[:, None])[:, 0]
+    result = (z_M.double() - top_M.double() - torch.log(total_M.double())).float()
+    return torch.where(torch.isnan(result), torch.nan, result), top_M, total_M
+
+
+def contract(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None = None) -> torch.Tensor:
+    """Logprob of each target, float32 [M]; see README.md."""
+    return contract_with_state(logits, targets, temperature)[0]
+
+
+def contract_backward(
+    grad: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None, top: torch.Tensor, total: torch.Tensor
+) -> torch.Tensor:
+    """Gradient of the logits, in their dtype."""
+    z = logits.float() if temperature is None else logits.float() / temperature[:, None]
+    p = torch.exp(z - top[:, None]) / total[:, None]
+    onehot = torch.zeros_like(p).scatter_(-1, targets.long()[:, None], 1.0)
+    scale = grad if temperature is None else grad / temperature
+    return ((onehot - p) * scale[:, None]).to(logits.dtype)

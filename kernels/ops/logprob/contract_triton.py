@@ -1,0 +1,104 @@
+"""The contract of logprob on CUDA: one chunk, one tile; the folds written out. The merge is shared with the fast kernel."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from samebits.kernels.ops.lanes import next_power_of_two, unit_of
+from samebits.kernels.ops.lanes_triton import fold_lanes, halve, lane_sum
+from samebits.kernels.ops.logprob.contract import CHUNK, LANES
+
+
+@triton.jit
+def chunk_state(z, PASSES: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, IN_WARP: tl.constexpr):
+    """(m, s) of one chunk: z float32 [PASSES * LANES * UNIT]."""
+    m = tl.max(z)
+    e = tl.exp(z - tl.where(m == float("-inf"), 0.0, m))
+    passes = tl.permute(tl.reshape(e, (PASSES, LANES * UNIT)), (1, 0))
+    folded = halve(tl.reshape(passes, (1, LANES * UNIT, PASSES)), 1, LANES * UNIT, PASSES)
+    return m, tl.sum(lane_sum(folded, 1, LANES, UNIT, IN_WARP))
+
+
+@triton.jit
+def finish(z_target, top, total):
+    """The result of one row from its merged state."""
+    result = (z_target.to(tl.float64) - top.to(tl.float64) - tl.log(total.to(tl.float64))).to(tl.float32)
+    return tl.where(result == result, result, float("nan"))
+
+
+@triton.jit
+def merged(m, s, CHUNKS: tl.constexpr):
+    """(top, total) of one row from its chunks [CHUNKS], padded with m = -inf, s = 0."""
+    top = tl.max(m)
+    t = tl.reshape(s * tl.exp(m - top), (1, CHUNKS))
+    return top, tl.sum(fold_lanes(t, 1, CHUNKS))
+
+
+@triton.jit
+def contract_kernel(
+    logits_ptr, temperature_ptr, m_ptr, s_ptr, vocabulary, used, PASSES: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr,
+    HOT: tl.constexpr,
+):  # fmt: skip
+    CHUNK: tl.constexpr = PASSES * LANES * UNIT
+    row = tl.program_id(0)
+    line = logits_ptr + row.to(tl.int64) * vocabulary
+    temperature = tl.load(temperature_ptr + row) if HOT else 1.0
+    for chunk in range(0, used):
+        i = chunk * CHUNK + tl.arange(0, CHUNK)
+        z = tl.load(line + i, mask=i < vocabulary, other=float("-inf")).to(tl.float32)
+        if HOT:
+            z = tl.div_rn(z, temperature)
+        m, s = chunk_state(z, PASSES, LANES, UNIT, False)
+        tl.store(m_ptr + row * used + chunk, m)
+        tl.store(s_ptr + row * used + chunk, s)
+
+
+@triton.jit
+def merge_kernel(
+    logits_ptr, targets_ptr, temperature_ptr, result_ptr, top_ptr, total_ptr, m_ptr, s_ptr, vocabulary, stride, used, CHUNKS: tl.constexpr,
+    HOT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    c = tl.arange(0, CHUNKS)
+    m = tl.load(m_ptr + row * used + c, mask=c < used, other=float("-inf"))
+    top, total = merged(m, tl.load(s_ptr + row * used + c, mask=c < used, other=0.0), CHUNKS)
+    target = tl.load(targets_ptr + row).to(tl.int64)
+    known = (target >= 0) & (target < vocabulary)
+    z = tl.load(logits_ptr + row.to(tl.int64) * stride + target, mask=known, other=float("nan")).to(tl.float32)
+    if HOT:
+        z = tl.div_rn(z, tl.load(temperature_ptr + row))
+    tl.store(result_ptr + row, finish(z, top, total))
+    tl.store(top_ptr + row, top)
+    tl.store(total_ptr + row, total)
+
+
+def contract_cuda(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Any strides: a copy is made, this is not meant to be fast."""
+    logits = logits.contiguous()
+    rows, vocabulary = logits.shape
+    unit = unit_of(logits.dtype)
+    used = -(-vocabulary // CHUNK)
+    m, s = torch.empty((2, rows, used), dtype=torch.float32, device=logits.device)
+    if rows:
+        contract_kernel[(rows,)](
+            logits, temperature, m, s, vocabulary, used, PASSES=CHUNK // (LANES * unit), LANES=LANES, UNIT=unit, HOT=temperature is not None,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+    return merge(logits, targets, temperature, m, s)
+
+
+def merge(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None, m: torch.Tensor, s: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logprob, top, total) from the chunks m, s [M, C]."""
+    rows, used = m.shape
+    result, top, total = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
+    if rows:
+        merge_kernel[(rows,)](
+            logits, targets, temperature, result, top, total, m, s, logits.shape[1], logits.stride(0), used, CHUNKS=next_power_of_two(used),
+            HOT=temperature is not None, num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+    return result, top, total
