@@ -21,12 +21,14 @@ class Job:
     """What `run_VERB(request, job)` gets. Artifacts go under `job.folder`; progress through `job.emit`."""
 
     folder: Path
+    events: Path | None = None
+    """Where progress is written; None: events.jsonl of the folder."""
     counter: dict[str, int] = field(default_factory=dict)
 
     def emit(self, phase: str, message: str, done: int | None = None, total: int | None = None) -> None:
         """Append one line to events.jsonl."""
         event = Event(time=time.time(), phase=phase, message=message, done=done, total=total)
-        with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
+        with (self.events or self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(event.model_dump_json() + "\n")
 
     def new(self, name: str) -> Path:

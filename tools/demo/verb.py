@@ -1,0 +1,155 @@
+"""`samebits demo`: the story of the README, each number live, on a tiny random model against real vLLM.
+
+Each step uses what a user uses: the same verbs on the same kind of experiment.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from samebits.tools.demo.exact import exact_and_update, find_planted_ulp
+from samebits.tools.diff.verb import run_diff
+from samebits.tools.job.job import Job, device_of
+from samebits.tools.measure.verb import run_measure
+from samebits.tools.report import page
+from samebits.tools.repro.verb import run_minimize
+from samebits.tools.schema.artifacts.demo import DemoManifest, DemoStep
+from samebits.tools.schema.artifacts.divergence import DivergenceManifest
+from samebits.tools.schema.artifacts.gap import GapReport
+from samebits.tools.schema.experiment import Experiment, Rollout, Trainer, Workload
+from samebits.tools.schema.requests import DiffRequest, MeasureRequest, MinimizeRequest
+from samebits.tools.schema.results import Result
+from samebits.tools.sides.transformers.tiny import write_tiny
+from samebits.tools.store import artifact
+
+if TYPE_CHECKING:
+    from samebits.tools.schema.artifacts.gap import GapStats
+    from samebits.tools.schema.requests import DemoRequest
+
+SPLIT = "VLLM_CPU_ATTN_SPLIT_KV"
+
+
+@dataclass(slots=True)
+class Story:
+    """What the steps add to."""
+
+    job: Job
+    experiment: Experiment
+    steps: list[DemoStep] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
+
+    def part(self, name: str) -> Job:
+        """A job of its own for one verb, below the demo's folder, with the demo's progress lines."""
+        folder = self.job.folder / name
+        folder.mkdir()
+        return Job(folder, events=self.job.events or self.job.folder / "events.jsonl")
+
+    def tell(self, title: str, text: str, stats: GapStats | None = None) -> None:
+        """End a step."""
+        number = len(self.steps) + 1
+        self.steps.append(DemoStep(number=number, title=title, text=text, stats=stats, seconds=time.monotonic() - self.begun))
+        self.begun = time.monotonic()
+        self.job.emit("demo", f"{number}. {title}: {text}", number, 7)
+
+
+def experiment_for(model: Path, device: str, *, split: bool, kernels: str = "none") -> Experiment:
+    """The demo's experiment. On CPU the engine is eager: its operators can then be tapped one by one."""
+    env = {SPLIT: "1" if split else "0"} if device == "cpu" else {}
+    return Experiment.model_validate({
+        "device": device,
+        "rollout": Rollout(model=str(model), eager=True, max_model_len=512, env=env, engine={"max_num_batched_tokens": 8192}),
+        "trainer": Trainer(kernels="vllm", layout="packed", micro_batch=64, logprob="log_softmax") if kernels == "vllm" else Trainer(),
+        "workload": Workload(prompts=32, prompt_tokens=(3, 200), new_tokens=32),
+    })
+
+
+def run_demo(request: DemoRequest, job: Job) -> Result:
+    """Carry out the seven steps; the verdict is exact only if every step saw what it must."""
+    device = device_of(Experiment(device=request.device))
+    model = write_tiny(job.folder / "model", request.family)
+    stock = experiment_for(model, device, split=True)
+    story = Story(job, stock)
+    gap, before = _gap(story, stock)
+    named = _against_itself(story, stock) if device == "cpu" else True
+    plain = experiment_for(model, device, split=False)
+    work = _work_list(story, plain)
+    cut = _repro(story, work[1])
+    closed = experiment_for(model, device, split=False, kernels="vllm")
+    proven = exact_and_update(story.part("exact"), closed)
+    story.tell(
+        "vLLM's own operators in the trainer", f"{len(proven.replaced)} modules replaced, backward in plain PyTorch", proven.exact
+    )
+    story.tell("an update, the weights pushed into the live engine", f"step on random advantages, {proven.pushed}", proven.updated)
+    planted = find_planted_ulp(story.part("planted"), closed, proven.rollout)
+    story.tell("one ulp planted in one layer", planted.text, planted.stats)
+    good = proven.exact.exact and proven.updated.exact and planted.found and named and cut and not gap.stats.exact
+    return _finish(story, good, work[0], proven.exact.tokens + proven.updated.tokens, before, proven.after, proven.lines, request.family)
+
+
+def _gap(story: Story, experiment: Experiment) -> tuple[GapReport, list[float]]:
+    part = story.part("measure")
+    run_measure(MeasureRequest(experiment=experiment, axes=()), part)
+    gap = artifact.read(part.folder / "gap", GapReport)
+    stored = artifact.load_tensors(part.folder / "gap", "gap.safetensors")
+    differences_N = (stored["rollout"].double() - stored["trainer"].double()).abs()
+    cause = "no cause of data or meaning fits" if not gap.not_numerics else f"explained by {gap.not_numerics[0].cause}"
+    story.tell("stock vLLM against stock transformers", f"same weights ({gap.weights}), same tokens; {cause}", gap.stats)
+    return gap, differences_N.tolist()
+
+
+def _against_itself(story: Story, experiment: Experiment) -> bool:
+    part = story.part("itself")
+    run_diff(DiffRequest(experiment=experiment, rollout=str(story.job.folder / "measure" / "rollout"), against="batch"), part)
+    found = artifact.read(part.folder / "divergence", DivergenceManifest)
+    if not found.work:
+        story.tell("the rollout side against itself, each sequence alone", "equal here: this machine does not split the keys", found.gap)
+        return False
+    item = found.work[0]
+    story.tell("the rollout side is not equal to itself at a batch of one", f"first operator: {item.kind} {item.between}; {item.cause.why}", found.gap)
+    return item.cause.name == "order_batch" and found.unexplained.exact
+
+
+def _work_list(story: Story, experiment: Experiment) -> tuple[DivergenceManifest, Path]:
+    part = story.part("diff")
+    run_diff(DiffRequest(experiment=experiment), part)
+    found = artifact.read(part.folder / "divergence", DivergenceManifest)
+    kinds = ", ".join(dict.fromkeys(item.kind for item in found.work))
+    left = "with all put right every logprob is equal" if found.unexplained.exact else f"{found.unexplained.nonzero} tokens stay unexplained"
+    story.tell("split off: the operators that differ by themselves", f"{len(found.work)} on the list ({kinds}), each proven by putting it right; {left}", found.gap)
+    return found, part.folder / "divergence"
+
+
+def _repro(story: Story, divergence: Path) -> bool:
+    part = story.part("repro")
+    result = run_minimize(MinimizeRequest(divergence=str(divergence), operator=0), part)
+    script = Path(part.folder / result.ids["repro"]) / "repro.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    said = (done.stdout.strip().splitlines() or ["no output"])[-1]
+    story.tell("the first one cut out and run by itself", f"{result.summary} It exits {done.returncode}: {said}")
+    return done.returncode == 1
+
+
+def _finish(
+    story: Story, good: bool, found: DivergenceManifest, tokens: int, before: list[float], after: torch.Tensor, sides: dict[str, tuple[str, ...]],
+    family: str,
+) -> Result:
+    report = DemoManifest(
+        model=f"tiny random {family} (4 layers, hidden 256, bf16)", steps=tuple(story.steps), work=found.work, layers=found.layers,
+        before=tuple(before), after=tuple(after.tolist()), sides=sides, exact=good, tokens=tokens,
+    )
+    artifact.write(story.job.folder / "demo", report, texts={"report.html": page.demo(report)})
+    rows = tuple({
+        "step": step.number, "what": step.title, "differ": "" if step.stats is None else f"{step.stats.nonzero}/{step.stats.tokens}",
+        "max": None if step.stats is None else step.stats.max, "k3": None if step.stats is None else step.stats.k3, "seconds": round(step.seconds, 1),
+    } for step in story.steps)
+    summary = f"exact ({tokens} tokens)" if good else "not exact: see the steps"
+    return Result(
+        verdict="equal" if good else "differs", summary=f"report: {story.job.folder / 'demo' / 'report.html'}\nverdict: {summary}",
+        ids={"demo": "demo"}, rows=rows, total=len(rows),
+    )

@@ -1,0 +1,60 @@
+"""Charts as inline SVG, drawn from plain numbers. Colours come from the page's style sheet, so light and dark both work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 200, 56, 22, 10
+
+
+def _frame(body: list[str], label: str, height: int = HEIGHT) -> str:
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">'
+        f"<title>{escape(label)}</title>{''.join(body)}</svg>"
+    )
+
+
+def token_differences(before: Sequence[float], after: Sequence[float], label: str) -> str:
+    """Per-token |difference| in nats on a logarithmic scale; exact zeros stand on a line of their own at the bottom."""
+    positive = [value for value in [*before, *after] if value > 0 and math.isfinite(value)]
+    low = math.floor(math.log10(min(positive))) if positive else -8
+    high = max(low + 1, math.ceil(math.log10(max(positive))) if positive else -1)
+    zero_y = HEIGHT - BOTTOM - 6
+    plot_bottom = zero_y - 18
+
+    def y(value: float) -> float:
+        if value <= 0:
+            return zero_y
+        return plot_bottom - (math.log10(value) - low) / (high - low) * (plot_bottom - TOP)
+
+    body = [f'<line class="axis" x1="{LEFT}" y1="{zero_y}" x2="{WIDTH - 8}" y2="{zero_y}"/><text x="{LEFT - 8}" y="{zero_y + 4}" text-anchor="end">0</text>']
+    step = max(1, (high - low) // 4)
+    for exponent in range(low, high + 1, step):
+        line = y(10.0**exponent)
+        body.append(f'<line class="grid" x1="{LEFT}" y1="{line:.1f}" x2="{WIDTH - 8}" y2="{line:.1f}"/>')
+        body.append(f'<text x="{LEFT - 8}" y="{line + 4:.1f}" text-anchor="end">1e{exponent}</text>')
+    count = max(len(before), len(after), 2)
+    for values, css in ((before, "before"), (after, "after")):
+        for index, value in enumerate(values):
+            x = LEFT + 4 + index / (count - 1) * (WIDTH - LEFT - 16)
+            body.append(f'<circle class="{css}" cx="{x:.1f}" cy="{y(value):.1f}" r="1.8"/>')
+    body.append(f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">sampled token</text>')
+    return _frame(body, label)
+
+
+def bars(rows: Sequence[tuple[str, float, str]], label: str) -> str:
+    """Horizontal bars: (name, share from 0 to 1, text at the end)."""
+    pitch, name_width = 18, 300
+    height = pitch * len(rows) + 8
+    body = []
+    for number, (name, share, text) in enumerate(rows):
+        y = 4 + number * pitch
+        length = max(0.0, min(1.0, share)) * (WIDTH - name_width - 110)
+        body.append(f'<text x="{name_width - 8}" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
+        body.append(f'<rect class="track" x="{name_width}" y="{y + 2}" width="{WIDTH - name_width - 110}" height="{pitch - 6}"/>')
+        if length:
+            body.append(f'<rect class="bar" x="{name_width}" y="{y + 2}" width="{max(length, 2):.1f}" height="{pitch - 6}"/>')
+        body.append(f'<text x="{WIDTH - 100}" y="{y + 12}">{escape(text)}</text>')
+    return _frame(body, label, height)
