@@ -35,8 +35,12 @@ def _on_cpu(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None) -> Tensor:
     return acc_MN.to(x_MK.dtype)
 
 
-def contract_backward(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+def contract_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, wanted: tuple[bool, ...] = (True, True, True)
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of x, weight and bias by plain matrix products: the same from run to run, not promised across batch sizes."""
     grad_MN, x_MK = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
-    grad_bias = None if bias is None else grad_MN.float().sum(0).to(bias.dtype)
-    return (grad_MN @ weight).reshape(x.shape), grad_MN.T @ x_MK, grad_bias
+    grad_x = (grad_MN @ weight).reshape(x.shape) if wanted[0] else None
+    grad_weight = grad_MN.T @ x_MK if wanted[1] else None
+    grad_bias = grad_MN.float().sum(0).to(bias.dtype) if bias is not None and wanted[2] else None
+    return grad_x, grad_weight, grad_bias

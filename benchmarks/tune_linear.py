@@ -1,0 +1,155 @@
+"""Choose the table of the linear operator on this GPU: python benchmarks/tune_linear.py --out TABLE.json
+
+Every candidate must first give the contract's bits; only then is it timed, with weights cold in L2. The table is frozen: it is read
+at run time and never made there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from samebits.kernels.ops.linear import cublaslt, inputs
+from samebits.kernels.ops.linear.triton import PLAIN, Config, chain, linear_kernel
+from torch import Tensor
+from torch.nn import functional
+
+from timing import copies_for, graph_of, replay_us
+
+EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+"""Largest M of each row of the table; the last row holds for every larger M too."""
+NARROW = (
+    *((8, 16, 512, w, s, True) for w, s in ((1, 3), (2, 3), (4, 3), (1, 4))),
+    *((8, 32, 256, 2, 4, True), (8, 32, 512, 4, 3, True), (8, 64, 256, 4, 4, True), (8, 64, 128, 4, 5, True), (8, 16, 1024, 2, 3, True)),
+    *((16, 8, 512, 1, 4, False), (16, 8, 1024, 1, 3, False), (16, 8, 512, 2, 4, False)),
+    *((16, 16, 512, 1, 3, False), (16, 16, 512, 2, 3, False), (16, 16, 256, 1, 5, False), (16, 16, 1024, 2, 3, False), (16, 16, 512, 2, 4, False)),
+    *((16, 32, 256, 2, 4, False), (16, 32, 512, 4, 3, False), (16, 64, 128, 4, 5, False)),
+    *((16, 16, 512, 2, 3, True), (16, 32, 256, 2, 4, True), (16, 64, 256, 4, 4, True), (16, 64, 128, 4, 6, True), (16, 128, 128, 4, 4, True)),
+)
+MIDDLE = (
+    *((32, 16, 256, 2, 4, False), (32, 16, 512, 2, 3, False), (32, 32, 256, 2, 4, False), (32, 32, 256, 4, 4, False), (32, 64, 128, 4, 5, False)),
+    *((32, 64, 256, 4, 3, True), (32, 64, 128, 4, 5, True), (32, 128, 128, 4, 4, True), (16, 16, 512, 2, 3, False), (32, 8, 512, 2, 4, False)),
+    *((64, 16, 256, 4, 4, False), (64, 16, 128, 4, 6, False), (64, 32, 256, 4, 4, False), (64, 32, 128, 4, 6, False), (64, 64, 128, 4, 5, False)),
+    *((64, 64, 128, 4, 5, True), (64, 128, 128, 4, 3, True), (64, 128, 64, 4, 5, True), (64, 64, 64, 4, 6, False), (64, 128, 128, 4, 3, False)),
+)
+WIDE = (
+    *((128, 32, 128, 4, 5, False), (128, 64, 128, 4, 4, False), (128, 64, 64, 4, 6, False), (128, 64, 64, 8, 6, False)),
+    *((128, 128, 64, 8, 4, False), (128, 128, 64, 4, 4, False), (128, 128, 64, 4, 4, True), (128, 256, 64, 8, 3, False)),
+    *((64, 256, 64, 4, 4, False), (128, 256, 64, 8, 4, True), (64, 256, 64, 8, 4, False)),
+)
+
+
+def candidates(M: int, N: int) -> list[Config]:
+    """Triton configurations worth a try; large shapes are left to cuBLASLt."""
+    configs = NARROW if M <= 16 else MIDDLE if M <= 64 else MIDDLE + WIDE if M <= 256 else WIDE + MIDDLE[10:15]
+    if N > 8192:
+        configs = tuple(c for c in configs if c[1] >= 16)
+    if M > 64 and N > 16384 or M > 1024 and N % 8 == 0 and N > 1024:
+        configs = ()
+    return [Config(*c) for c in configs]
+
+
+def compile_one(config: Config, divisible: bool, early: bool) -> None:
+    """Fill the compile cache for one configuration."""
+    pointer = torch.empty(16, dtype=torch.bfloat16, device="cuda")
+    size = 4096 if divisible else 4100
+    extra = {"launch_pdl": True} if early else {}
+    try:
+        linear_kernel.warmup(
+            pointer, pointer, pointer, pointer, 3, size, 4096, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+            SWAP=config.swap, EVEN_K=True, HAS_BIAS=False, EARLY=early, PRECISION="ieee", num_warps=config.warps, num_stages=config.stages,
+            grid=(1,), **extra,
+        )  # fmt: skip
+    except Exception as error:  # a configuration that does not fit is left out by `measure` too
+        print("does not compile:", config, type(error).__name__, str(error)[:100], flush=True)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal bits."""
+    return torch.equal(a.view(torch.int16), b.view(torch.int16))
+
+
+def measure(calls: list[Any], replays: int = 5) -> float:
+    """Median microseconds; a graph of all calls."""
+    times = sorted(replay_us(graph_of(calls), len(calls), replays))
+    return times[len(times) // 2]
+
+
+def tune(N: int, K: int, has_bias: bool, log: list[dict[str, Any]]) -> list[list[Any]]:
+    """Rows of the table for one shape."""
+    copies = copies_for(2 * N * K, 64)
+    weights = (torch.randn(copies, N, K, device="cuda") * K**-0.5).bfloat16()
+    x_all = torch.randn(EDGES[-1], K, device="cuda").bfloat16()
+    truth = chain(x_all, weights[0], None, PLAIN)
+    rows = []
+    for M in EDGES:
+        x = x_all[:M]
+        used = range(copies if M <= 256 else min(copies, 4))
+        default = measure([partial(functional.linear, x, weights[i]) for i in used])
+        problem = cublaslt.Problem(M, N, K, torch.bfloat16, False, 0)
+        options: dict[str, tuple[list[Any], Any]] = {}
+        algos = cublaslt.choices(problem, 8) if M > 1 and N % 8 == 0 else []
+        for rank, algo in enumerate(algos):
+            options[f"cublaslt {rank}"] = (["cublaslt", None if rank == 0 else algo], partial(cublaslt.matmul, pinned=algo))
+        for c in candidates(M, N):
+            entry = ["triton", c.block_m, c.block_n, c.block_k, c.warps, c.stages, int(c.swap), 0]
+            options[str(entry)] = (entry, partial(chain, config=c))
+        best, found = None, {}
+        for name, (entry, function) in options.items():
+            try:
+                if not same(function(x, weights[0], None), truth[:M]):
+                    found[name] = "other bits"
+                    continue
+                us = measure([partial(function, x, weights[i], None) for i in used])
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {str(error)[:80]}"
+                continue
+            found[name] = round(us, 2)
+            if best is None or us < best[0]:
+                best = (us, entry)
+        assert best is not None, (M, N, K)
+        if best[1][0] == "cublaslt" and best[1][1] is not None and found.get("cublaslt 0") and best[0] > 0.98 * float(found["cublaslt 0"]):
+            best = (float(found["cublaslt 0"]), ["cublaslt", None])
+        ratio = default / best[0]
+        log.append({"N": N, "K": K, "M": M, "default_us": default, "best_us": best[0], "ratio": ratio, "best": best[1], "all": found})
+        print(f"{N}x{K} M={M}: default {default:.2f} best {best[0]:.2f} ratio {ratio:.3f} {str(best[1])[:60]}", flush=True)
+        rows.append([None if M == EDGES[-1] else M, best[1]])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("--shapes", nargs="*", help="NxK; default: all of inputs.py")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop before a new shape after this time")
+    options = parser.parse_args()
+    begun = time.monotonic()
+    every = [Config(*c) for c in dict.fromkeys(NARROW + MIDDLE + WIDE)]
+    with multiprocessing.get_context("spawn").Pool(14) as pool:
+        pool.starmap(compile_one, [(c, d, e) for c in [PLAIN, *every] for d in (True, False) for e in (False,) if d or c.block_m >= 16], chunksize=1)
+    print(f"compiled in {time.monotonic() - begun:.1f} s", flush=True)
+    shapes = options.shapes or [f"{s['n']}x{s['k']}" for s in inputs.SHAPES]
+    log: list[dict[str, Any]] = []
+    table: dict[str, Any] = {"cublaslt": cublaslt.version(), "shapes": {}}
+    for name in shapes:
+        if time.monotonic() - begun > options.seconds:
+            print("out of time before", name)
+            break
+        N, K = map(int, name.split("x"))
+        table["shapes"][name] = tune(N, K, False, log)
+        torch.cuda.empty_cache()
+        lines = ",\n".join(f'  "{k}": {json.dumps(v)}' for k, v in table["shapes"].items())
+        options.out.write_text(f'{{"cublaslt": {table["cublaslt"]}, "shapes": {{\n{lines}\n}}}}\n', encoding="utf-8")
+        if options.log:
+            options.log.write_text(json.dumps(log), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

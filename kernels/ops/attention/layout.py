@@ -1,0 +1,21 @@
+"""Constants of the attention contract."""
+
+from __future__ import annotations
+
+import math
+
+CONTRACT = 1
+"""Version of the contract in README.md."""
+TILE = 128
+"""Keys of a tile: the tile grid stands at absolute key positions 0, 128, 256, ..."""
+SEGMENT_TILES = 4
+SEGMENT = TILE * SEGMENT_TILES
+"""Keys of a segment: segments start at absolute key positions 0, 512, 1024, ..."""
+HEAD_SIZES = (64, 128)
+MOST_GROUP = 16
+"""Query heads per key head, at most."""
+
+
+def exponent_scale(scale: float) -> float:
+    """The factor of a score inside exp2: scale * log2(e), rounded to float32 by its use."""
+    return scale * math.log2(math.e)

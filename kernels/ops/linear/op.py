@@ -1,0 +1,46 @@
+"""The linear operator: `samebits::linear`, functional, with fake and autograd. M rows, N outputs, K reduced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from samebits.kernels.ops.linear.checks import check
+from samebits.kernels.ops.linear.contract import contract, contract_backward
+from torch import Tensor
+
+
+@torch.library.custom_op("samebits::linear", mutates_args=())
+def linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See README.md."""
+    check(x, weight, bias)
+    if x.is_cuda:
+        from samebits.kernels.ops.linear.dispatch import run
+
+        return run(x, weight, bias)
+    return contract(x, weight, bias)
+
+
+@linear_op.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, bias = inputs
+    ctx.save_for_backward(x, weight, bias)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Plain matrix products, only those that are asked for."""
+    x, weight, bias = ctx.saved_tensors
+    grad_x, grad_weight, grad_bias = contract_backward(grad, x, weight, bias, ctx.needs_input_grad)
+    return grad_x, grad_weight, grad_bias
+
+
+linear_op.register_autograd(_backward, setup_context=_save)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., K] times weight [N, K] transposed plus bias [N], by the contract in README.md: [..., N] in the dtype of x."""
+    return linear_op(x, weight, bias)
