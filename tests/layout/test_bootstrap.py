@@ -57,8 +57,9 @@ def test_torch_comes_from_the_configured_index_when_it_serves_it(bootstrap: Modu
     assert "--index-url" not in pip.calls[0]
 
 
-def test_torch_comes_from_pytorchs_index_when_the_configured_one_lacks_it(bootstrap: ModuleType) -> None:
-    pip = FakePip(bootstrap, (1, NOT_SERVED), (0, ""))
+@pytest.mark.parametrize("first", [NOT_SERVED, OFFLINE], ids=["not-served", "unreachable"])
+def test_torch_comes_from_pytorchs_index_when_the_configured_one_lacks_it(bootstrap: ModuleType, first: str) -> None:
+    pip = FakePip(bootstrap, (1, first), (0, ""))
     assert bootstrap.install_torch(pip, VERSION) == "https://download.pytorch.org/whl/cpu"
     second = pip.calls[1]
     assert second[second.index("--index-url") + 1] == "https://download.pytorch.org/whl/cpu"
@@ -68,9 +69,9 @@ def test_torch_comes_from_pytorchs_index_when_the_configured_one_lacks_it(bootst
 @pytest.mark.parametrize(
     ("answers", "calls", "words"),
     [
-        ([(1, OFFLINE)], 1, "no package index can be reached"),
+        ([(1, OFFLINE), (1, OFFLINE)], 2, "no package index can be reached"),
         ([(1, DISK_FULL)], 1, "the disk is full"),
-        ([(1, "ERROR: something new\n")], 1, "something new"),
+        ([(1, "ERROR: something new\n"), (1, OFFLINE)], 2, "something new"),
         ([(1, NOT_SERVED), (1, OFFLINE)], 2, "neither on pip's configured index nor to be had from"),
         ([(1, NOT_SERVED), (1, DISK_FULL)], 2, "the disk is full"),
     ],
@@ -130,7 +131,7 @@ def test_the_stamp_fits_one_state_of_the_project(bootstrap: ModuleType, tmp_path
     (project / "scripts").mkdir(parents=True)
     (venv / "bin").mkdir(parents=True)
     for name in ("pyproject.toml", "setup.py", "scripts/bootstrap.py"):
-        (project / name).write_text("one\n")
+        (project / name).write_text("# one\n")
     first = bootstrap.digest(project, "cpu")
     assert not bootstrap.is_ready(venv, first)
     (venv / bootstrap.STAMP).write_text(json.dumps({"digest": first}))
@@ -138,7 +139,9 @@ def test_the_stamp_fits_one_state_of_the_project(bootstrap: ModuleType, tmp_path
     (venv / "bin" / "python").write_text("")
     assert bootstrap.is_ready(venv, first)
     assert bootstrap.digest(project, "gpu") != first
-    (project / "pyproject.toml").write_text("two\n")
+    (project / "pyproject.toml").write_text("[tool.ruff]\nline-length = 100\n")
+    assert bootstrap.is_ready(venv, bootstrap.digest(project, "cpu"))
+    (project / "pyproject.toml").write_text('[project]\ndependencies = ["one"]\n')
     assert not bootstrap.is_ready(venv, bootstrap.digest(project, "cpu"))
 
 
