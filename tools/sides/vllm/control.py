@@ -64,13 +64,17 @@ class Control:
         return self.recorder is not None and self.in_pass
 
     def logprobs(self, logits_RV: torch.Tensor, logprob_R: torch.Tensor) -> None:
-        """Record the logprob step of the rows whose sampled token counts."""
+        """Record the logprob step of the rows whose sampled token counts, and write edits of its output into `logprob_R`."""
         assert self.rows is not None
         rows = self.rows.current()
         assert rows.head_R is not None
         keep = self.rows.judged()
-        at = rows.head_R[keep]
-        self.recorder.external(LOGPROB, [logits_RV[keep]], [logprob_R[keep]], rows.sequence_T[at], rows.position_T[at])
+        if not keep:
+            return
+        at, own = rows.head_R[keep], logprob_R[keep]
+        (edited,) = self.recorder.external(LOGPROB, [logits_RV[keep]], [own], rows.sequence_T[at], rows.position_T[at])
+        if edited is not own:
+            logprob_R[keep] = edited
 
 
 CONTROL = Control()
@@ -91,16 +95,21 @@ def begin(
         CONTROL.recorder = recorder
 
 
-def end(worker: Any, folder: str | None) -> dict[str, Any]:
-    """Stop watching; write the capture if there is one. Returns the facts of the passes seen."""
+def end(worker: Any, folder: str | None, failed: bool) -> dict[str, Any]:
+    """Stop watching; write the capture if there is one and nothing failed. Returns the facts of the passes seen."""
     rows, recorder = CONTROL.rows, CONTROL.recorder
     CONTROL.rows = CONTROL.recorder = None
     CONTROL.in_pass = False
     if recorder is not None:
-        recorder.__exit__(None, None, None)
-        if folder is not None:
-            recorder.write(Path(folder))
+        recorder.__exit__(RuntimeError if failed else None, None, None)
+        if folder is not None and not failed and _writes(worker):
+            assert rows is not None
+            recorder.write(Path(folder), lengths=[len(sequence) - 1 for sequence in rows.sequences])
     return asdict(rows.facts) if rows is not None else {}
+
+
+def _writes(worker: Any) -> bool:
+    return int(getattr(worker, "rank", 0)) == 0
 
 
 def stop(worker: Any) -> None:

@@ -37,14 +37,14 @@ def score(
         _warm(side, data)
     sequences = [sequence.prompt + sequence.sampled for sequence in data.sequences]
     prompts = [len(sequence.prompt) for sequence in data.sequences]
-    capture = None
+    side.worker(control.begin, sequences, prompts, force, plan, edits)
     try:
-        side.worker(control.begin, sequences, prompts, force, plan, edits)
         with _budget(llm, how.chunk):
             done = engine.drive(llm, [job for job, _, _ in prepared], how.concurrency)
-        capture = str(folder / "capture") if plan is not None else None
-    finally:
-        facts = side.worker(control.end, capture)
+    except BaseException:
+        side.worker(control.end, None, True)
+        raise
+    facts = side.worker(control.end, str(folder / "capture") if plan is not None else None, False)
     return _collect(data, prepared, done, facts, force)
 
 
