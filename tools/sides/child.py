@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.tools.schema.errors import UserError
-from samebits.tools.schema.passes import COMMAND, Broken, Close, Command, Done, Generate, Modules, Open, Push, Refused, Score, Step, Weights
+from samebits.tools.schema.passes import COMMAND, Broken, Close, Command, Done, Generate, Modules, Open, Push, Readings, Refused, Score, Step, Weights
 
 if TYPE_CHECKING:
     from samebits.tools.schema.passes import Reply
@@ -41,6 +41,10 @@ def carry_out(side: Side | None, command: Command) -> tuple[Side | None, Done]:
         scores = side.score(data, command.how, command.capture, command.edits, folder)
         rollout_store.write_scores(folder, scores)
         return side, Done(facts=scores.facts)
+    if isinstance(command, Readings):
+        columns = side.readings(rollout_store.read(Path(command.rollout)), command.readings)
+        rollout_store.write_columns(Path(command.folder), columns)
+        return side, Done()
     if isinstance(command, Weights | Modules):
         folder = Path(command.folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from samebits.tools.schema.artifacts.weights import SideModules, SideWeights
     from samebits.tools.schema.experiment import Workload
-    from samebits.tools.schema.passes import How, Open, Step
+    from samebits.tools.schema.passes import How, Open, Reading, Step
     from samebits.tools.schema.sites import CapturePlan, Edit
 
 
@@ -85,6 +85,10 @@ class Side(ABC):
     @abstractmethod
     def modules(self) -> SideModules:
         """The module tree with what a forward pass calls."""
+
+    def readings(self, data: RolloutData, readings: tuple[Reading, ...]) -> dict[str, torch.Tensor]:
+        """Columns of `passes.Readings`, float64 [N]. Only trainers have it."""
+        raise NotImplementedError
 
     def push(self, weights: Path, version: int, repair: bool) -> list[str]:
         """Load weights into the live side, reset caches, say which reload defects were found and worked round."""

@@ -71,3 +71,18 @@ def read_scores(folder: Path) -> Scores:
 
     stored = load_file(folder / "scores.safetensors")
     return Scores(stored["logprob"], stored["scored"])
+
+
+def write_columns(folder: Path, columns: dict[str, torch.Tensor]) -> None:
+    """Write readings.safetensors; the folder is made if missing."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: column.contiguous() for name, column in columns.items()}, folder / "readings.safetensors")
+
+
+def read_columns(folder: Path) -> dict[str, torch.Tensor]:
+    """Read readings.safetensors."""
+    from safetensors.torch import load_file
+
+    return dict(load_file(folder / "readings.safetensors"))

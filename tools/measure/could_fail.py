@@ -1,0 +1,66 @@
+"""DESIGN 3, step 1: could this check fail? A one-ulp change to one tap must be reported, and capture must move no bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from samebits.tools.measure import gap
+from samebits.tools.schema.artifacts.capture import CaptureManifest
+from samebits.tools.schema.sites import CapturePlan, Flip
+from samebits.tools.store import artifact
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samebits.tools.measure.sides import Role, Sides
+    from samebits.tools.schema.artifacts.capture import Tap
+    from samebits.tools.sides.protocol import RolloutData, Scores
+
+
+@dataclass(slots=True, frozen=True)
+class Evidence:
+    """What step 1 found on one side."""
+
+    sound: bool
+    text: str
+
+
+def check(sides: Sides, role: Role, rollout: Path, data: RolloutData, plain: Scores) -> Evidence:
+    """Three passes: plain (given), captured, captured with one element moved by one ulp.
+
+    The element is in the first module of the model that has token rows (the embedding in most), at the last prompt token
+    of the first sequence, so that everything after it can feel it. The taps are digests only.
+    """
+    used = next((i for i, sequence in enumerate(data.sequences) if sequence.sampled), None)
+    if used is None:
+        return Evidence(False, "nothing was sampled, so nothing could fail")
+    plan = CapturePlan(level="module", store="digest", sequences=(used,))
+    captured, folder = sides.score(role, rollout, capture=plan)
+    both_N = data.valid_N & plain.scored_N & captured.scored_N
+    moved = int((gap.differs(plain.logprob_N, captured.logprob_N) & both_N).sum())
+    if moved:
+        return Evidence(False, f"{role}: capture itself changes {moved} of {int(both_N.sum())} logprobs, so no capture of this side can be trusted")
+    before = artifact.read(folder / "capture", CaptureManifest)
+    tap = _first(before.taps)
+    if tap is None:
+        return Evidence(False, f"{role}: no module output with token rows could be tapped, so a change could not be seen")
+    flip = Flip(site=tap.site, sequence=used, position=len(data.sequences[used].prompt) - 1)
+    flipped, folder = sides.score(role, rollout, capture=plan, edits=(flip,))
+    after = artifact.read(folder / "capture", CaptureManifest)
+    digests = {str(t.site): t.digest for t in after.taps}
+    seen = [str(t.site) for t in before.taps if digests.get(str(t.site)) != t.digest]
+    changed = int((gap.differs(plain.logprob_N, flipped.logprob_N) & both_N).sum())
+    text = (
+        f"{role}: captured and plain runs agree on all {int(both_N.sum())} logprobs; one ulp at {tap.site} (sequence {flip.sequence}, "
+        f"position {flip.position}) changes the digests of {len(seen)} of {len(before.taps)} taps and {changed} logprobs"
+    )
+    if not seen and not changed:
+        return Evidence(False, text + ": a real change would go unseen")
+    return Evidence(True, text)
+
+
+def _first(taps: tuple[Tap, ...]) -> Tap | None:
+    """The first output with token rows and a floating dtype."""
+    outputs = [t for t in taps if t.site.port.startswith("out") and t.rowset is not None and t.rows > 0 and "float" in t.dtype]
+    return min(outputs, key=lambda t: t.order, default=None)

@@ -1,0 +1,88 @@
+"""Both sides of a measurement: opened when first asked, one at a time on a GPU, always closed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Self
+
+from samebits.tools.job.job import device_of
+from samebits.tools.schema.artifacts.weights import SideWeights
+from samebits.tools.schema.passes import How, Reading, Readings, Score, Weights
+from samebits.tools.sides import rollout_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from samebits.tools.job.job import Job
+    from samebits.tools.schema.experiment import Experiment
+    from samebits.tools.schema.passes import Done
+    from samebits.tools.schema.sites import CapturePlan, Edit
+    from samebits.tools.sides.protocol import Scores
+    from samebits.tools.sides.session import Session
+
+Role = Literal["rollout", "trainer"]
+
+
+@dataclass(slots=True)
+class Sides:
+    """A context manager over the sessions of one job."""
+
+    job: Job
+    experiment: Experiment
+    described: dict[str, Done] = field(default_factory=dict)
+    """What each side said about itself when it was first opened."""
+    _open: dict[str, Session] = field(default_factory=dict)
+
+    def session(self, role: Role) -> Session:
+        """The open session of a role. On a GPU the other one is closed first."""
+        if role not in self._open:
+            if device_of(self.experiment) == "cuda":
+                self.close()
+            session = self.job.open_side(role, self.experiment)
+            self._open[role] = session
+            assert session.opened is not None
+            self.described.setdefault(role, session.opened)
+        return self._open[role]
+
+    def close(self, role: Role | None = None) -> None:
+        """End one or all sides."""
+        for name in [role] if role is not None else list(self._open):
+            session = self._open.pop(name, None)
+            if session is not None:
+                session.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def score(
+        self, role: Role, rollout: Path, how: How | None = None, capture: CapturePlan | None = None, edits: tuple[Edit, ...] = ()
+    ) -> tuple[Scores, Path]:
+        """Score a rollout in one way; returns the scores with their facts, and the folder of the pass."""
+        return score_with(self.session(role), self.job, role, rollout, how or How(), capture, edits)
+
+    def weights(self, role: Role) -> SideWeights:
+        """Digests of every weight of a side."""
+        folder = self.job.new(f"weights-{role}")
+        self.session(role).ask(Weights(folder=str(folder)))
+        return SideWeights.model_validate_json((folder / "weights.json").read_text(encoding="utf-8"))
+
+    def readings(self, rollout: Path, readings: tuple[Reading, ...]) -> dict[str, torch.Tensor]:
+        """Columns of the trainer's logits under other readings."""
+        folder = self.job.new("readings")
+        self.session("trainer").ask(Readings(rollout=str(rollout), readings=readings, folder=str(folder)))
+        return rollout_store.read_columns(folder)
+
+
+def score_with(
+    session: Session, job: Job, role: Role, rollout: Path, how: How, capture: CapturePlan | None = None, edits: tuple[Edit, ...] = ()
+) -> tuple[Scores, Path]:
+    """Score on a given session."""
+    folder = job.new(f"scores-{role}")
+    done = session.ask(Score(rollout=str(rollout), how=how, folder=str(folder), capture=capture, edits=edits))
+    scores = rollout_store.read_scores(folder)
+    scores.facts = dict(done.facts)
+    return scores, folder

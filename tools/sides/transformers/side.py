@@ -1,0 +1,157 @@
+"""A Hugging Face transformers causal LM as a side: the trainer, or a small stand-in for a rollout engine.
+
+Legend: B rows of a batch, L its length, R rows whose logits are asked for, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.experiment import Rollout
+from samebits.tools.sides.model_folder import check_model_folder
+from samebits.tools.sides.scoring.torch_side import TorchSide
+from samebits.tools.sides.transformers.checkpoint import checkpoint_tensors, load_into
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samebits.tools.schema.experiment import Kernels, Trainer, Workload
+    from samebits.tools.schema.passes import How, Open
+    from samebits.tools.schema.sites import CapturePlan, Edit
+    from samebits.tools.sides.protocol import RolloutData, Scores
+    from samebits.tools.sides.scoring.batches import Batch
+
+
+class TransformersSide(TorchSide):
+    """Loaded with AutoModelForCausalLM, in eval mode, gradients possible."""
+
+    def __init__(self, command: Open, folder: Path, module: Any) -> None:
+        config = command.config
+        rollout = isinstance(config, Rollout)
+        super().__init__("log_softmax" if rollout else config.logprob)
+        self.config: Rollout | Trainer = config
+        self.module = module
+        self.folder = folder
+        self.role = command.role
+        self.device = torch.device(command.device)
+        self.layout = "single" if rollout else config.layout
+        self.micro_batch = 1 if rollout else config.micro_batch
+        text = module.config.get_text_config()
+        self.limit = getattr(text, "max_position_embeddings", None)
+        self.vocabulary = getattr(text, "vocab_size", None)
+        self.attention = str(module.config._attn_implementation)
+        self.patched: Any = None
+        self._keeps_rows = "logits_to_keep" in inspect.signature(type(module).forward).parameters
+
+    @classmethod
+    def load(cls, command: Open) -> Self:
+        """Load the folder; see `load_model` for the errors."""
+        folder = check_model_folder(command.model)
+        config = command.config
+        attention = "sdpa" if isinstance(config, Rollout) else config.attention
+        side = cls(command, folder, load_model(folder, config.dtype, attention, command.device))
+        if config.kernels != "none":
+            side.patch(config.kernels)
+        return side
+
+    def patch(self, kernels: Kernels) -> None:
+        """Put the patch engine's table under the model.
+
+        Raises:
+            UserError: a layout the operators do not take, or whatever the engine refuses.
+        """
+        from samebits.tools.sides.transformers.patching import install
+
+        if self.layout == "padded":
+            raise UserError(
+                f"{self.role}.layout", '"padded" cannot be used with patched kernels: padding rows are outside their contract',
+                'set layout = "packed" or "single"',
+            )
+        self.patched = install(self.module, kernels)
+        self.logprob.operator = self.patched.logprob
+
+    def describe(self) -> tuple[dict[str, str | int | float | bool | None], list[str]]:
+        """See Side.describe."""
+        import transformers
+
+        parameters = list(self.module.parameters())
+        facts: dict[str, str | int | float | bool | None] = {
+            "name": f"transformers {transformers.__version__}", "torch": torch.__version__, "model": type(self.module).__name__,
+            "dtype": str(parameters[0].dtype).removeprefix("torch."), "attention": self.attention, "layout": self.layout,
+            "micro_batch": self.micro_batch, "kernels": str(self.config.kernels),
+            "logprob": self.logprob.formula if self.patched is None else "the table's own", "compiled": False, "device": str(self.device),
+            "parameters": sum(p.numel() for p in parameters),
+        }
+        return facts, [f"replaced: {line}" for line in self.patched.replaced] if self.patched is not None else []
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """See TorchSide.logits. One row of tokens: the head runs on the asked rows only; padded: on all rows."""
+        head_R = batch.rows.head_R
+        assert head_R is not None
+        few = self._keeps_rows and len(batch.ids_BL) == 1
+        extra: dict[str, Any] = {"logits_to_keep": head_R.to(self.device)} if few else {}
+        if batch.mask_BL is not None:
+            extra["attention_mask"] = batch.mask_BL.to(self.device)
+        logits_BRV = self.module(
+            input_ids=batch.ids_BL.to(self.device), position_ids=batch.positions_BL.to(self.device), use_cache=False, **extra
+        ).logits
+        logits_RV: torch.Tensor = logits_BRV.flatten(0, 1)
+        return logits_RV if few else logits_RV[head_R.to(self.device)]
+
+    def generate(self, workload: Workload) -> RolloutData:
+        """See Side.generate: sampled token by token with the model's own cache, one sequence at a time."""
+        from samebits.tools.sides.transformers.decode import generate
+
+        return generate(self, workload)
+
+    def score(
+        self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path
+    ) -> Scores:
+        """See TorchSide.score; as rollout side `how.path = "decode"` feeds tokens one by one through the cache."""
+        if self.role == "rollout" and how.path == "decode":
+            from samebits.tools.sides.transformers.decode import score_decode
+
+            self.check(data)
+            with self.recorded(data, plan, edits, folder):
+                return score_decode(self, data)
+        return super().score(data, how, plan, edits, folder)
+
+    def push(self, weights: Path, version: int, repair: bool) -> list[str]:
+        """See Side.push. transformers has no packed copies, so there is nothing to repair."""
+        load_into(self.module, weights)
+        return [f"weights of version {version} loaded"]
+
+    def save(self, path: Path) -> None:
+        """See TorchSide.save."""
+        from safetensors.torch import save_file
+
+        part = path.with_name(path.name + ".part")
+        save_file(checkpoint_tensors(self.module), part, metadata={"format": "pt"})
+        part.replace(path)
+
+
+def load_model(folder: Path, dtype: str, attention: str, device: str) -> Any:
+    """The causal LM of a checked folder.
+
+    Raises:
+        UserError: an architecture transformers does not know or that is no causal LM, weights missing for some parameters,
+            an attention implementation the model does not have.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), attn_implementation=attention, local_files_only=True, output_loading_info=True
+        )
+    except (ValueError, KeyError, OSError, RuntimeError, AttributeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:400]
+        raise UserError(str(folder), f"transformers cannot load it as a causal LM: {reason}", "check config.json and the weights") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise UserError(
+            str(folder), f"no weights for {len(missing)} parameters, first {missing[0]}", "copy the folder again: random weights were never meant"
+        )
+    return model.to(device).eval()
