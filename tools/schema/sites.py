@@ -33,6 +33,15 @@ class Site(Model):
         return f"{self.module}{call}{op}:{self.port}"
 
 
+class Parts(Model):
+    """Columns of a module's tap that get taps of their own: a merged qkv is then compared by digest with three linears."""
+
+    module: str
+    port: str = "out0"
+    bounds: tuple[int, ...]
+    """Ascending column borders: (0, 256, 384, 512) gives `out0[0:256]`, `out0[256:384]`, `out0[384:512]`."""
+
+
 class CapturePlan(Model):
     """What to record during one pass."""
 
@@ -48,6 +57,7 @@ class CapturePlan(Model):
     replay: bool = False
     """Operator level: run each operator again on its recorded inputs and compare bits (proof (a))."""
     budget_bytes: int = Field(default=4 << 30, ge=1)
+    parts: tuple[Parts, ...] = ()
 
 
 class Replace(Model):

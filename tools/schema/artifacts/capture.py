@@ -14,18 +14,19 @@ class Tap(Model):
 
     taps.safetensors holds, for tap number k: `digest.k` int64 [rows, 2] (128 bits per token row, see tools/diff/bits.py)
     and, when stored, `value.k` [rows, columns] in the tap's dtype. Rows are those of its row set `rows.SET` int32
-    [rows, 2] (sequence, position), sorted. What has no token rows (weights, scalars, masks) has `whole` instead.
+    [rows, 2] (sequence, position), sorted. What has no token rows (weights, scalars, masks) has `digest.k` int64 [calls, 2]
+    (one row when all calls were equal) and, when stored, `whole.k`, the tensor of its first call.
     """
 
     site: Site
     order: int
-    """Execution order of the call within a forward pass."""
+    """Time within the first pass that had it: inputs are taken when a call begins, outputs when it ends."""
     dtype: str
     shape: tuple[int, ...]
     """Shape of the tensor in its first call."""
     strides: tuple[int, ...]
     columns: int
-    """Elements per token row."""
+    """Elements per token row; 0: no token rows, or their width differs from pass to pass."""
     rowset: int | None
     """Number of its row set; None: no token rows."""
     rows: int

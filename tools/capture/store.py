@@ -1,0 +1,142 @@
+"""What a capture holds while it runs: per site the digests (and values) of its rows, pass after pass, under a byte budget.
+
+Digests are computed in batches: copies of rows of equal length wait until enough of them are there, since one launch per
+tap would cost more than the model. Values go to CPU memory as they are.
+
+Legend: K rows taken at one site in one pass, C columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from samebits.tools.diff.digest import digest_rows, digest_whole, raw_bytes
+from samebits.tools.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from samebits.tools.capture.layout import Layout
+    from samebits.tools.capture.passes import Chosen
+    from samebits.tools.schema.sites import Site
+
+WAITING_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
+"""Copies that may wait for their digest."""
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Rows of one site in one pass."""
+
+    chosen: Chosen
+    layout: Layout
+    columns: int
+    digests: torch.Tensor | None = None
+    """int64 [K, 2]; None while waiting."""
+    value: torch.Tensor | None = None
+    """[K, C] when stored."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One tap."""
+
+    site: Site
+    order: int
+    producer: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    layout: Layout | None = None
+    chunks: list[Chunk] = field(default_factory=list)
+    wholes: list[torch.Tensor] = field(default_factory=list)
+    """int64 [2] digest of the whole tensor, one per call that had no token rows."""
+    whole: torch.Tensor | None = None
+    """The tensor of the first such call, when stored."""
+
+
+@dataclass(slots=True)
+class Store:
+    """All taps of a run."""
+
+    keep_values: bool
+    budget: int
+    expected_rows: int | None = None
+    """Token rows that the whole run will compute, when known: then the first pass tells the size of the whole."""
+    entries: dict[Site, Entry] = field(default_factory=dict)
+    held: int = 0
+    """Bytes of all digests, values and copies that wait."""
+    _waiting: list[tuple[Chunk, torch.Tensor]] = field(default_factory=list)
+    _waiting_bytes: int = 0
+
+    def reserve(self, count: int, what: str) -> None:
+        """Refuse before the memory is taken.
+
+        Raises:
+            UserError: the budget would be exceeded.
+        """
+        if self.held + count > self.budget:
+            raise self.refusal(self.held + count, f"already reached at {what}")
+
+    def refusal(self, size: int, how: str) -> UserError:
+        """The one error of a capture over its budget."""
+        return UserError(
+            "capture", f"needs {size / 2**20:.1f} MiB ({how}), the budget is {self.budget / 2**20:.1f} MiB",
+            "raise capture.budget_mib, or capture fewer layers or sequences, or store digests only",
+        )
+
+    def add_rows(self, entry: Entry, chosen: Chosen, layout: Layout, rows_KC: torch.Tensor) -> None:
+        """Take over a private copy of rows."""
+        chunk = Chunk(chosen, layout, rows_KC.shape[1])
+        entry.chunks.append(chunk)
+        size = rows_KC.nbytes
+        self.held += 16 * len(rows_KC)
+        if self.keep_values:
+            self.held += size
+        self._waiting.append((chunk, rows_KC))
+        self._waiting_bytes += size
+        if self._waiting_bytes > WAITING_BYTES.get(rows_KC.device.type, 8 << 20):
+            self.flush()
+
+    def add_whole(self, entry: Entry, tensor: torch.Tensor, digest: torch.Tensor | None = None) -> torch.Tensor:
+        """Digest a tensor without token rows (or take over its known digest); returns the digest."""
+        known = digest_whole(tensor).cpu() if digest is None else digest
+        entry.wholes.append(known)
+        self.held += 16
+        if self.keep_values and entry.whole is None:
+            self.held += tensor.nbytes
+            entry.whole = tensor.detach().to("cpu", copy=True).contiguous()
+        return known
+
+    def flush(self) -> None:
+        """Digest what waits, values to CPU."""
+        groups: dict[tuple[torch.device, int], list[tuple[Chunk, torch.Tensor]]] = {}
+        for chunk, rows_KC in self._waiting:
+            groups.setdefault((rows_KC.device, rows_KC.shape[1] * rows_KC.element_size()), []).append((chunk, rows_KC))
+        for group in groups.values():
+            bytes_KB = [raw_bytes(rows_KC) for _, rows_KC in group]
+            digests = digest_rows(bytes_KB[0] if len(bytes_KB) == 1 else torch.cat(bytes_KB))
+            for (chunk, rows_KC), part in zip(group, digests.split([len(b) for b in bytes_KB]), strict=True):
+                chunk.digests = part
+                if self.keep_values:
+                    chunk.value = rows_KC.to("cpu")
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def after_first_pass(self, rows: int) -> None:
+        """Refuse a run whose size, seen from its first pass, is beyond the budget.
+
+        Raises:
+            UserError: naming the estimate and the budget.
+        """
+        if self.expected_rows is None or rows == 0:
+            return
+        estimate = self.held * max(1.0, self.expected_rows / rows)
+        if estimate > self.budget:
+            raise self.refusal(int(estimate), f"{self.held / 2**20:.1f} MiB for the {rows} token rows of the first pass, {self.expected_rows} in all")
+
+    def drop(self) -> None:
+        """Free everything."""
+        self.entries.clear()
+        self._waiting.clear()
+        self.held = self._waiting_bytes = 0

@@ -1,0 +1,133 @@
+"""The bitwise core: digests (defined in digest.py), exact comparison, distance in ulps, the next value.
+
+Equality is raw bytes: -0.0 is not 0.0, and NaN payloads count.
+
+Legend: R rows, C columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from samebits.tools.diff.digest import digest_rows, digest_tap, digest_whole, to_hex
+from samebits.tools.schema.artifacts.divergence import Bits
+
+__all__ = [
+    "compare", "digest_rows", "digest_tap", "digest_whole", "equal", "hex_rows", "next_ulp", "ordered", "rows_differing", "to_hex",
+    "ulps",
+]
+
+_INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK = 1 << 22
+"""Elements compared at a time: bounds the temporary memory."""
+_MOST = (1 << 63) - 1
+
+
+def hex_rows(rows_RC: torch.Tensor) -> tuple[str, ...]:
+    """Digest of each row, 32 hex digits."""
+    return tuple(to_hex(digest_rows(rows_RC)))
+
+
+def bit_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers of the element's size."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.detach().view(_INTS[tensor.element_size()])
+
+
+def ordered(tensor: torch.Tensor) -> torch.Tensor:
+    """int64 that counts floating-point values in order of size: neighbours differ by 1.
+
+    -0.0 is -1 and 0.0 is 0, NaNs lie beyond the infinities in order of their payload. Integers are themselves.
+    """
+    bits = bit_view(tensor).to(torch.int64)
+    if not tensor.is_floating_point():
+        return tensor.to(torch.int64)
+    magnitude = (1 << (8 * tensor.element_size() - 1)) - 1
+    return bits ^ ((bits >> 63) & magnitude)
+
+
+def ulps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """int64 distance of each pair in units in the last place; 0 only for equal bits, 2^63 - 1 where it does not fit."""
+    left, right = ordered(a), ordered(b)
+    distance = left - right
+    overflow = ((left ^ right) & (left ^ distance)) < 0
+    lowest = distance == -_MOST - 1
+    return distance.abs().masked_fill(overflow | lowest, _MOST)
+
+
+def next_ulp(tensor: torch.Tensor) -> torch.Tensor:
+    """Every element moved by one bit pattern: away from zero, but a finite value stays finite and a NaN a NaN."""
+    if not tensor.is_floating_point():
+        return ~tensor if tensor.dtype == torch.bool else tensor + 1
+    bits = bit_view(tensor)
+    up, down = (bits + 1).view(tensor.dtype), (bits - 1).view(tensor.dtype)
+    last = bits & torch.iinfo(bits.dtype).max
+    wide = tensor.double()  # float8 has no isfinite of its own
+    leaves = (wide.isfinite() & ~up.double().isfinite()) | wide.isinf() | (last == torch.iinfo(bits.dtype).max)
+    return torch.where(leaves, bit_view(down), bit_view(up)).view(tensor.dtype)
+
+
+def _check(a: torch.Tensor, b: torch.Tensor) -> None:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        raise ValueError(f"cannot compare {a.dtype} {tuple(a.shape)} with {b.dtype} {tuple(b.shape)} bit for bit")
+
+
+def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether all bits are equal, near memory speed. Dtype and shape must be.
+
+    Raises:
+        ValueError: unequal dtype or shape.
+    """
+    _check(a, b)
+    return torch.equal(bit_view(a.contiguous()), bit_view(b.contiguous()))
+
+
+def rows_differing(a_RC: torch.Tensor, b_RC: torch.Tensor) -> torch.Tensor:
+    """bool [R]: rows with any unequal bit."""
+    _check(a_RC, b_RC)
+    left, right = bit_view(a_RC.contiguous()), bit_view(b_RC.contiguous())
+    return (left != right).flatten(1).any(dim=1) if left.numel() else torch.zeros(len(left), dtype=torch.bool, device=a_RC.device)
+
+
+def compare(a_RC: torch.Tensor, b_RC: torch.Tensor) -> Bits:
+    """Compare two sets of rows bit for bit.
+
+    Args:
+        a_RC, b_RC: [R, C] of one dtype on one device.
+
+    Raises:
+        ValueError: unequal dtype or shape, or not [R, C].
+    """
+    _check(a_RC, b_RC)
+    if a_RC.dim() != 2:
+        raise ValueError(f"rows must be [R, C], not {tuple(a_RC.shape)}")
+    rows = elements = same_value = most = 0
+    largest = 0.0
+    step = max(1, _CHUNK // max(1, a_RC.shape[1]))
+    for a, b in zip(a_RC.split(step), b_RC.split(step), strict=True):
+        left, right = bit_view(a.contiguous()), bit_view(b.contiguous())
+        if torch.equal(left, right):
+            continue
+        unequal = left != right
+        rows += int(unequal.flatten(1).any(dim=1).sum())
+        elements += int(unequal.sum())
+        if a.is_complex():
+            a, b = torch.view_as_real(a), torch.view_as_real(b)
+        x, y = a[unequal], b[unequal]
+        most = max(most, int(ulps(x, y).max()))
+        same = _same_value(x, y)
+        same_value += int(same.sum())
+        far = (x.double() - y.double()).abs().masked_fill(same, 0.0)
+        largest = max(largest, float(far.nan_to_num(nan=float("inf"), posinf=float("inf")).max()))
+    return Bits(
+        rows=len(a_RC), rows_differing=rows, elements=a_RC.numel(), elements_differing=elements, max_ulps=most,
+        max_abs=largest, value_equal_only=same_value,
+    )
+
+
+def _same_value(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Equal as values: zeros of either sign, NaNs of any payload."""
+    if not x.is_floating_point():
+        return x == y
+    wide_x, wide_y = x.double(), y.double()
+    return (wide_x == wide_y) | (wide_x.isnan() & wide_y.isnan())
