@@ -46,7 +46,6 @@ class TorchSide(Side):
 
     def __init__(self, formula: Literal["logsumexp", "log_softmax"]) -> None:
         self.logprob = Logprob(formula)
-        self.processing = Processing()
         self.recorder: Recorder | None = None
         """Set while a capture or an edit is on."""
         self._rows: PassRows | None = None

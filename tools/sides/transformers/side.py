@@ -101,20 +101,24 @@ class TransformersSide(TorchSide):
         logits_RV: torch.Tensor = logits_BRV.flatten(0, 1)
         return logits_RV if few else logits_RV[head_R.to(self.device)]
 
+    def next_logits(self, ids_1L: torch.Tensor, positions_1L: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
+        """Logits [1, V] after these tokens, and the model's cache to go on with (None at first)."""
+        extra = {"logits_to_keep": 1} if self._keeps_rows else {}
+        answer = self.module(input_ids=ids_1L, position_ids=positions_1L, past_key_values=cache, use_cache=True, **extra)
+        return answer.logits[0, -1:], answer.past_key_values
+
     def generate(self, workload: Workload) -> RolloutData:
         """See Side.generate: sampled token by token with the model's own cache, one sequence at a time."""
-        from samebits.tools.sides.transformers.decode import generate
+        from samebits.tools.sides.scoring.decode import generate
 
-        return generate(self, workload)
+        mode = self.config.logprobs if isinstance(self.config, Rollout) else "processed"
+        return generate(self, workload, self.folder, special_ids(self.module.config), mode)
 
-    def score(
-        self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path
-    ) -> Scores:
+    def score(self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path) -> Scores:
         """See TorchSide.score; as rollout side `how.path = "decode"` feeds tokens one by one through the cache."""
         if self.role == "rollout" and how.path == "decode":
-            from samebits.tools.sides.transformers.decode import score_decode
+            from samebits.tools.sides.scoring.decode import score_decode
 
-            self.check(data)
             with self.recorded(data, plan, edits, folder):
                 return score_decode(self, data)
         return super().score(data, how, plan, edits, folder)
@@ -131,6 +135,12 @@ class TransformersSide(TorchSide):
         part = path.with_name(path.name + ".part")
         save_file(checkpoint_tensors(self.module), part, metadata={"format": "pt"})
         part.replace(path)
+
+
+def special_ids(config: Any) -> set[int]:
+    """Begin, end and padding token ids of a model's config."""
+    found = (getattr(config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id"))
+    return {token for value in found if value is not None for token in (value if isinstance(value, list) else [value])}
 
 
 def load_model(folder: Path, dtype: str, attention: str, device: str) -> Any:
