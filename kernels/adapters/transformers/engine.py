@@ -94,7 +94,8 @@ def patch(model: Any, table: str | Mapping[str, str | Operator] = "vllm", *, fam
     for path, forward in made.items():
         names = tuple(operators[name].name for name in PLAYED[paths[path].kind])
         replaced.append(Replaced(path, type(modules[path]).__name__, names))
-        modules[path].forward = forward
+        modules[path].forward = run.marked(path, forward)
+    run.body = {path for path in made if paths[path].kind != "head"}
     hooks = [
         model.model.register_forward_pre_hook(forwards.enter(run, checks.arguments(model)), with_kwargs=True),
         model.model.register_forward_hook(forwards.leave(run), always_call=True),

@@ -26,6 +26,18 @@ class Run:
         self.operators = operators
         self.table_PE = table_PE
         self.pack: Pack | None = None
+        self.body: set[str] = set()
+        """Paths of the replaced modules that every pass must run."""
+        self.ran: set[str] = set()
+
+    def marked(self, path: str, forward: Forward) -> Forward:
+        """The forward, noting that it ran."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.ran.add(path)
+            return forward(*args, **kwargs)
+
+        return run
 
     def packed(self) -> Pack:
         """The sequences of the pass that is running."""
@@ -183,6 +195,7 @@ def enter(run: Run, names: list[str]) -> Callable[..., Any]:
             raise PatchError("attention_mask", "is not [B, L]", "pass a [B, L] mask with padding on the right, or none")
         if positions is None:
             positions = torch.arange(inputs.shape[1], device=inputs.device)[None]
+        run.ran.clear()
         run.pack = make(positions.expand(inputs.shape[:2]), mask)
         if int(run.pack.position_T.max()) >= run.table_PE.shape[0]:
             raise PatchError("position_ids", f"go beyond the model's {run.table_PE.shape[0]} positions", "cut the sequences")
@@ -194,9 +207,12 @@ def enter(run: Run, names: list[str]) -> Callable[..., Any]:
 
 
 def leave(run: Run) -> Callable[..., None]:
-    """After each pass, also a failed one."""
+    """After each pass, also a failed one: what was replaced must have run, else something stands in front of it."""
 
     def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
         run.pack = None
+        missing = sorted(run.body - run.ran)
+        if output is not None and missing:
+            raise PatchError(f"module {missing[0]}", "was replaced but did not run in this pass", "undo other patches of the model first")
 
     return hook
