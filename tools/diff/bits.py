@@ -56,7 +56,8 @@ def ulps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def next_ulp(tensor: torch.Tensor) -> torch.Tensor:
-    """Every element moved by one bit pattern: away from zero, but a finite value stays finite and a NaN a NaN."""
+    """Every element moved by one bit pattern: away from zero, but a finite value stays finite and a NaN (where
+    there is a second one) a NaN."""
     if not tensor.is_floating_point():
         return ~tensor if tensor.dtype == torch.bool else tensor + 1
     bits = bit_view(tensor)
