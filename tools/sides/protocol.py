@@ -109,7 +109,9 @@ def load(command: Open) -> Side:
         UserError: unknown kind, missing package or model folder.
     """
     from samebits.tools.schema.errors import UserError
+    from samebits.tools.sides import cpu_isa
 
+    cpu_isa.apply()
     kind = command.config.side
     if kind == "vllm":
         from samebits.tools.sides.vllm.side import VllmSide

@@ -7,7 +7,7 @@ Legend: R head rows of a pass, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ class Control:
     taps: Any = None
     """Opaque taps of a compiled model (taps.py), when the engine was opened with them."""
     in_pass: bool = False
+    module_calls: dict[str, int] = field(default_factory=dict)
+    module_hooks: list[Any] = field(default_factory=list)
 
     def begin_pass(self, batch: Batch, metadata: Any) -> None:
         """The rows of the next forward pass are known."""

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from samebits.tools.schema.experiment import Rollout
 
 NUMBER_VARIABLES = ("VLLM_", "ATEN_CPU_CAPABILITY", "ONEDNN_", "CUBLAS", "OMP_NUM_THREADS", "NCCL_", "TORCH_", "PYTORCH_")
-SILENT = ("VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "VLLM_PLUGINS")
+CPU_KERNELS = {"packed_weight": "sgl", "handler": "oneDNN", "zen_weight": "zentorch"}
+SILENT = ("VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "VLLM_PLUGINS", "VLLM_DIST_IDENT", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME")
 """Variables of these families that change no number."""
 
 
@@ -44,13 +45,17 @@ def _linears(model: Any) -> list[str]:
         method = getattr(module, "quant_method", None)
         if method is None or not hasattr(module, "weight"):
             continue
-        chosen = getattr(module, "cpu_linear", None)
         name = type(method).__name__
-        if chosen is not None:
-            code = getattr(getattr(chosen, "func", chosen), "__qualname__", type(chosen).__name__)
-            name += f" by {code.removesuffix('.<locals>.<lambda>')}"
+        if (chosen := getattr(module, "cpu_linear", None)) is not None:
+            name += f" ({_cpu_kernel(chosen)})"
         counts[name] = counts.get(name, 0) + 1
     return [f"{name} x{count}" for name, count in sorted(counts.items())]
+
+
+def _cpu_kernel(chosen: Any) -> str:
+    """Which matrix product vLLM chose for a linear on CPU: told by what its closure holds."""
+    held = getattr(getattr(chosen, "__code__", None), "co_freevars", ())
+    return next((name for variable, name in CPU_KERNELS.items() if variable in held), getattr(chosen, "__name__", type(chosen).__name__))
 
 
 def _cpu(config: Any) -> dict[str, Any]:
@@ -59,7 +64,8 @@ def _cpu(config: Any) -> dict[str, Any]:
 
     head = config.model_config.get_head_size()
     isa = cpu_attn._get_attn_isa(config.model_config.dtype, config.cache_config.block_size, head, "auto")
-    return {"isa": isa, "cpu_capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
+    amx = torch.cpu._is_amx_tile_supported()
+    return {"amx": amx, "isa": isa, "cpu_capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
 
 
 def describe(llm: Any, installed: str, config: Rollout) -> tuple[dict[str, str | int | float | bool | None], list[str]]:
@@ -77,6 +83,8 @@ def describe(llm: Any, installed: str, config: Rollout) -> tuple[dict[str, str |
         f"logprobs {facts['logprobs_mode']}, block size {facts['block_size']}, KV cache {facts['kv_cache']}",
         f"linears: {facts['linear']}; custom ops: {facts['custom_ops']}",
     ]
+    if facts.get("amx") and facts["dtype"] == "bfloat16":
+        lines.append("AMX: a row alone and in company can have other bits in bfloat16 linears; ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 switches it off")
     lines += [
         f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(NUMBER_VARIABLES) and key not in SILENT
     ]

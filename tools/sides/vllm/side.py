@@ -114,7 +114,12 @@ class VllmSide(Side):
     def modules(self) -> SideModules:
         """See Side."""
         from samebits.tools.sides.vllm import weights
+        from vllm import SamplingParams
 
+        self.worker(weights.watch_modules)
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, ignore_eos=True)
+        with self._watched():
+            engine.drive(self.llm, [engine.Job(request_id(-1), [0, 0], params)], None)
         return cast("SideModules", self.worker(weights.modules))
 
     def push(self, weights: Path, version: int, repair: bool) -> list[str]:

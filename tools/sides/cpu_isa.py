@@ -1,0 +1,27 @@
+"""One switch for AMX. Must run before vLLM is imported.
+
+ONEDNN_MAX_CPU_ISA keeps oneDNN from AMX, yet vLLM asks the CPU itself and would run its own AMX kernels: with other bits for a row alone
+and in company, and ended by an illegal instruction, since it is oneDNN that asks the kernel for the right to use the tiles.
+"""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "ONEDNN_MAX_CPU_ISA"
+
+
+def without_amx(isa: str) -> bool:
+    """Whether this value of ONEDNN_MAX_CPU_ISA forbids AMX."""
+    return bool(isa) and isa.upper() not in ("ALL", "DEFAULT") and "AMX" not in isa.upper()
+
+
+def apply() -> None:
+    """Make ONEDNN_MAX_CPU_ISA count for everything in this process."""
+    if not without_amx(os.environ.get(VARIABLE, "")):
+        return
+    import torch
+
+    for name in ("_is_amx_tile_supported", "_is_amx_fp16_supported"):
+        if hasattr(torch.cpu, name):
+            setattr(torch.cpu, name, lambda: False)

@@ -1,0 +1,146 @@
+"""Weights into the live engine, checked by reading them back, with the known reload defects of vLLM found and worked round.
+
+Legend: E experts, I intermediate, H hidden.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from samebits.tools.schema.errors import UserError
+from samebits.tools.sides.model_folder import check_safetensors
+from samebits.tools.sides.scoring.views import weight_view
+from samebits.tools.sides.vllm import engine
+from samebits.tools.sides.vllm import weights as worker_weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samebits.tools.schema.artifacts.weights import SideWeights, WeightView
+    from samebits.tools.sides.vllm.side import VllmSide
+
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+HEAD = "tied head: lm_head keeps its own packed copy, which a reload does not refresh"
+MOE = "experts: a reload does not prepack them again, so raw weights are read as packed ones"
+DIGEST_BYTES = 16
+
+
+def push(side: VllmSide, source: Path, repair: bool) -> list[str]:
+    """Reload, look for the defects, repair if asked, reset the prefix cache; what was found, in lines.
+
+    Raises:
+        UserError: unreadable weights, weights the engine does not have, or an engine that still holds others.
+    """
+    state = read_state(source)
+    try:
+        side.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items()), "is_checkpoint_format": True})
+    except (KeyError, ValueError, RuntimeError, AssertionError) as error:
+        side.broken = f"a push of {source} failed half way"
+        raise UserError(str(source), f"does not fit this model ({type(error).__name__}: {error})", "open the side again and push weights of its model") from error
+    expected = expected_views(state, tied=bool(side.llm.llm_engine.model_config.hf_text_config.tie_word_embeddings))
+    lost = missing(expected, side.worker(worker_weights.read_back))
+    lines = [f"{len(state)} tensors pushed"]
+    found = defects(lost)
+    for defect, names in found.items():
+        lines.append(f"reload defect of vLLM, {defect}; seen on {len(names)} weights, first {names[0]}" + ("; worked round" if repair else "; left as it is"))
+    if repair and found:
+        side.worker(repack)
+        lost = missing(expected, side.worker(worker_weights.read_back))
+    engine.reset_cache(side.llm)
+    others = [name for name in lost if not any(name in names for names in found.values())] if not repair else lost
+    if others:
+        side.broken = f"after a push of {source} it holds other weights"
+        raise UserError(str(source), f"the engine does not hold {len(others)} of the pushed weights, first {others[0]}", "open the side again; report this model")
+    lines.append(f"{len(expected) - len(lost)} of {len(expected)} weights read back equal; prefix cache reset")
+    return lines
+
+
+def read_state(source: Path) -> dict[str, torch.Tensor]:
+    """Checkpoint tensors of a safetensors file or of a model folder.
+
+    Raises:
+        UserError: missing or damaged.
+    """
+    from safetensors.torch import load_file
+
+    files = [source]
+    if source.is_dir():
+        index = source / "model.safetensors.index.json"
+        files = sorted(source.glob("*.safetensors"))
+        if index.is_file():
+            files = [source / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
+    if not files or not all(file.is_file() for file in files):
+        raise UserError(str(source), "no safetensors weights here", "give the file that a step saved, or a model folder")
+    for file in files:
+        check_safetensors(file)
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def expected_views(state: dict[str, torch.Tensor], tied: bool) -> list[WeightView]:
+    """The pushed weights as a side would show them: experts merged, a tied head under its own name too."""
+    views, experts = [], defaultdict[str, dict[str, dict[int, torch.Tensor]]](lambda: defaultdict(dict))
+    for name, tensor in state.items():
+        if match := EXPERT.fullmatch(name):
+            experts[match[1]][match[3]][int(match[2])] = tensor
+            continue
+        module, _, parameter = name.rpartition(".")
+        views.append(weight_view(module, parameter, tensor, "pushed"))
+        if tied and module.endswith("embed_tokens") and "lm_head.weight" not in state:
+            views.append(weight_view("lm_head", parameter, tensor, "pushed"))
+    for path, parts in experts.items():
+        gate_EIH, up_EIH, down_EHI = (torch.stack([parts[part][e] for e in sorted(parts[part])]) for part in ("gate_proj", "up_proj", "down_proj"))
+        views.append(weight_view(path, worker_weights.EXPERTS[0], torch.cat([gate_EIH, up_EIH], dim=1), "pushed"))
+        views.append(weight_view(path, worker_weights.EXPERTS[1], down_EHI, "pushed"))
+    return views
+
+
+def missing(expected: list[WeightView], held: SideWeights) -> list[str]:
+    """Names of pushed weights that no weight of the same layer holds as consecutive rows."""
+    by_key: dict[Any, list[tuple[str, bytes]]] = defaultdict(list)
+    for view in held.weights:
+        by_key[_key(view)].append((view.module, bytes.fromhex("".join(view.rows))))
+    return [f"{view.module}.{view.name}" for view in expected if not _held(view, by_key[_key(view)])]
+
+
+def _held(view: WeightView, candidates: list[tuple[str, bytes]]) -> bool:
+    needle = bytes.fromhex("".join(view.rows))
+    own = [(module, rows) for module, rows in candidates if module == view.module]
+    for _, rows in own or candidates:
+        at = rows.find(needle)
+        while at >= 0 and at % DIGEST_BYTES:
+            at = rows.find(needle, at + 1)
+        if at >= 0:
+            return True
+    return False
+
+
+def _key(view: WeightView) -> tuple[str, str, tuple[int, ...]]:
+    layer = re.search(r"\d+", view.module)
+    return (layer.group() if layer else "", view.dtype, view.shape[1:])
+
+
+def defects(lost: list[str]) -> dict[str, list[str]]:
+    """The lost weights by the reload defect that explains them."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in lost:
+        if name == "lm_head.weight":
+            found[HEAD].append(name)
+        elif name.endswith(worker_weights.EXPERTS):
+            found[MOE].append(name)
+    return dict(found)
+
+
+def repack(worker: Any) -> None:
+    """The work-rounds: pack experts and a tied head again (inside the worker)."""
+    model = worker.model_runner.get_model()
+    embeddings = {id(module.weight) for path, module in model.named_modules() if path.endswith("embed_tokens")}
+    for path, module in model.named_modules():
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and hasattr(module, worker_weights.EXPERTS[0]):
+            kernel.fused_experts.process_weights_after_loading(module)
+        if path == "lm_head" and id(module.weight) in embeddings:
+            module.quant_method.process_weights_after_loading(module)
