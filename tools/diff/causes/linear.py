@@ -1,0 +1,116 @@
+"""Linear layer. Legend: T token rows, K inputs, N outputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from samebits.tools.diff.causes.observation import Arithmetic, Observation, Option, Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SPLITS = (2, 3, 4, 5, 6, 7, 8, 12, 16)
+BLOCKS = (16, 32, 64, 128, 256, 512)
+
+
+def settings(seen: Observation) -> tuple[Setting, ...]:
+    """What two linear layers may do differently."""
+    size = seen["x"].shape[-1]
+    order = [
+        Option("native", "PyTorch's own kernel", whole=True),
+        Option("float32", "inputs widened, PyTorch's float32 product, one rounding", whole=True),
+    ]
+    order += [
+        Option(f"splits:{count}", f"K cut into {count} segments, their float32 sums added in ascending order")
+        for count in SPLITS
+        if count <= size
+    ]
+    order += [
+        Option(f"blocks:{width}", f"one float32 accumulator, K in blocks of {width}")
+        for width in BLOCKS
+        if width < size
+    ]
+    order += [
+        Option(
+            f"rounded:{count}", f"K cut into {count} segments, each sum rounded to the activation dtype", cause="cast"
+        )
+        for count in (2, 4, 8)
+        if count <= size
+    ]
+    order.append(Option("float64", "summed in float64", cause="precision"))
+    found = [Setting("order", "order_static", tuple(order))]
+    if seen["x"].dtype == torch.float32:
+        found.append(Setting("factors", "precision", (
+            Option("given", "factors as given"),
+            Option("tf32", "factors rounded to 10 mantissa bits (TF32)"),
+            Option("tf32_cut", "factors cut to 10 mantissa bits (TF32 by truncation)"),
+            Option("bf16", "factors rounded to bfloat16"),
+        )))  # fmt: skip
+    if seen.rollout.dtype == torch.float32:
+        found.append(Setting("output", "cast", (
+            Option("own", "the accumulator rounded once to the output dtype"),
+            Option("bf16", "the result rounded to bfloat16, then widened"),
+        )))  # fmt: skip
+    if seen.has("bias"):
+        late = "order_static" if seen.rollout.dtype == torch.float32 else "cast"
+        found.append(Setting("bias", late, (
+            Option("accumulator", "the bias is added to the float32 accumulator"),
+            Option("rounded", "the bias is added to the product rounded to the output dtype"),
+            Option("none", "no bias", cause="formula"),
+        )))  # fmt: skip
+    return tuple(found)
+
+
+def cut_mantissa(x: torch.Tensor, *, nearest: bool) -> torch.Tensor:
+    """float32 with the low 13 bits of the mantissa gone: by truncation, or to nearest (ties away, as cvt.rna.tf32)."""
+    bits = x.float().contiguous().view(torch.int32)
+    bits = bits + 0x1000 if nearest else bits
+    return (bits & ~0x1FFF).view(torch.float32)
+
+
+def factor(x: torch.Tensor, how: str) -> torch.Tensor:
+    """A factor in the precision the product is said to use."""
+    if how == "bf16":
+        return x.to(torch.bfloat16)
+    return x if how == "given" else cut_mantissa(x, nearest=how == "tf32")
+
+
+def product(x_TK: torch.Tensor, weight_NK: torch.Tensor, order: str) -> torch.Tensor:
+    """x W^T in a stated order: [T, N] float32 (native: in the dtype of the factors)."""
+    if order == "native":
+        return F.linear(x_TK, weight_NK)
+    name, _, number = order.partition(":")
+    if name == "float64":
+        return (x_TK.double() @ weight_NK.double().t()).float()
+    x_TK, weight_NK = x_TK.float(), weight_NK.float()
+    if name == "float32":
+        return F.linear(x_TK, weight_NK)
+    size = x_TK.shape[-1]
+    width = int(number) if name == "blocks" else -(-size // int(number))
+    total: torch.Tensor | None = None
+    for start in range(0, size, width):
+        part = x_TK[:, start : start + width] @ weight_NK[:, start : start + width].t()
+        part = part.to(torch.bfloat16).float() if name == "rounded" else part
+        total = part if total is None else total + part
+    assert total is not None, "K is at least one"
+    return total
+
+
+def run(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
+    """[T, N] in the output dtype."""
+    out, precision = seen.rollout.dtype, pick.get("factors", "given")
+    x_TK, weight_NK = factor(seen["x"], precision), factor(seen["weight"], precision)
+    how = pick.get("bias", "none") if seen.has("bias") else "none"
+    if pick["order"] == "native" and how == "accumulator":
+        return F.linear(x_TK, weight_NK, seen["bias"].to(x_TK.dtype)).to(out)
+    y_TN = product(x_TK, weight_NK, pick["order"])
+    if how == "accumulator":
+        y_TN = y_TN.float() + seen["bias"].float()
+    y_TN = y_TN.to(torch.bfloat16).to(out) if pick.get("output") == "bf16" else y_TN.to(out)
+    return y_TN + seen["bias"].to(out) if how == "rounded" else y_TN
+
+
+LINEAR = Arithmetic("linear", ("x",), settings, run)

@@ -1,0 +1,168 @@
+"""Looks for plain PyTorch arithmetics that give each side's bits, all of them, and for the step they differ in."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.tools.diff.bits import ordered
+from samebits.tools.diff.causes.fingerprint import marks
+from samebits.tools.diff.causes.observation import same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from samebits.tools.diff.causes.observation import Arithmetic, Observation, Option, Setting
+
+DEPTH = 3
+"""Most steps in which one side may differ from the plain arithmetic."""
+SAMPLE = 24
+"""Rows with differences on which an arithmetic is tried before it is run on all."""
+ELEMENTS = 1 << 28
+"""Output elements computed in one search, at most (samples and full runs together)."""
+SEVERITY = ("data", "formula", "precision", "path", "cast", "order_static")
+"""Which class names a difference of several steps: the one furthest from mere rounding."""
+
+
+@dataclass(slots=True)
+class Fits:
+    """What a search found."""
+
+    rollout: list[dict[str, str]]
+    trainer: list[dict[str, str]]
+    tried: int
+    exhausted: bool
+    """False: the budget ended the search."""
+
+
+def picks(settings: tuple[Setting, ...], depth: int) -> Iterator[dict[str, str]]:
+    """All ways to change exactly `depth` settings of the plain arithmetic."""
+    plain = {setting.name: setting.options[0].name for setting in settings}
+    for chosen in itertools.combinations(settings, depth):
+        for options in itertools.product(*(setting.options[1:] for setting in chosen)):
+            changed = {setting.name: option.name for setting, option in zip(chosen, options, strict=True)}
+            yield {**plain, **changed}
+
+
+def option_of(settings: tuple[Setting, ...], setting: str, name: str) -> Option:
+    """The option of this name."""
+    return next(option for one in settings if one.name == setting for option in one.options if option.name == name)
+
+
+def sample_rows(seen: Observation) -> torch.Tensor:
+    """Rows with differences, and some without: [at most SAMPLE * 4 / 3]."""
+    differs = (ordered(seen.rollout) != ordered(seen.trainer)).reshape(seen.rollout.shape[0], -1).any(-1)
+    hit, miss = differs.nonzero()[:, 0], (~differs).nonzero()[:, 0]
+    return torch.cat([spread(hit, SAMPLE), spread(miss, SAMPLE // 3)]).sort().values
+
+
+def spread(index: torch.Tensor, count: int) -> torch.Tensor:
+    """At most this many entries, evenly from first to last."""
+    if len(index) <= count:
+        return index
+    return index[torch.linspace(0, len(index) - 1, count).long()]
+
+
+def search(seen: Observation, arithmetic: Arithmetic) -> Fits:
+    """Try the arithmetics with fewest changes first."""
+    settings = arithmetic.settings(seen)
+    fits = Fits([], [], 0, exhausted=True)
+    few = sampled(seen, arithmetic, settings)
+    computed = 0
+    for depth in range(DEPTH + 1):
+        if depth == DEPTH and fits.rollout and fits.trainer:
+            break
+        for pick in picks(settings, depth):
+            if computed > ELEMENTS:
+                fits.exhausted = False
+                return fits
+            fits.tried += 1
+            computed += try_one(seen, few, arithmetic, settings, pick, fits)
+    return fits
+
+
+def sampled(seen: Observation, arithmetic: Arithmetic, settings: tuple[Setting, ...]) -> Observation:
+    """A few rows, when there are many and the plain arithmetic gives a row the same bits among few as among all."""
+    if not arithmetic.row_roles or seen.rollout.shape[0] <= 2 * SAMPLE:
+        return seen
+    index = sample_rows(seen)
+    few = seen.rows(index, arithmetic.row_roles)
+    (plain,) = picks(settings, 0)
+    return few if same_bits(arithmetic.run(few, plain), arithmetic.run(seen, plain)[index]) else seen
+
+
+def try_one(
+    seen: Observation,
+    few: Observation,
+    arithmetic: Arithmetic,
+    settings: tuple[Setting, ...],
+    pick: dict[str, str],
+    fits: Fits,
+) -> int:
+    """Run one arithmetic; file it under the sides whose every bit it gives. Returns the elements computed."""
+    whole = few is seen or any(option_of(settings, name, option).whole for name, option in pick.items())
+    computed = 0
+    if not whole:
+        out = arithmetic.run(few, pick)
+        computed = out.numel()
+        if not same_bits(out, few.rollout) and not same_bits(out, few.trainer):
+            return computed
+    out = arithmetic.run(seen, pick)
+    if same_bits(out, seen.rollout):
+        fits.rollout.append(pick)
+    if same_bits(out, seen.trainer):
+        fits.trainer.append(pick)
+    return computed + out.numel()
+
+
+@dataclass(slots=True, frozen=True)
+class Explanation:
+    """Two arithmetics, one per side, as alike as possible."""
+
+    rollout: Mapping[str, str]
+    trainer: Mapping[str, str]
+    steps: tuple[str, ...]
+    """Settings in which they differ."""
+    cause: str
+    rivals: frozenset[str]
+    """Causes that other, equally alike pairs would name."""
+
+
+def class_of(
+    settings: tuple[Setting, ...], rollout: Mapping[str, str], trainer: Mapping[str, str]
+) -> tuple[str, tuple[str, ...]]:
+    """Cause of the difference between two arithmetics, and the steps in which they differ."""
+    steps = tuple(setting.name for setting in settings if rollout[setting.name] != trainer[setting.name])
+    causes = set()
+    for setting in settings:
+        if setting.name in steps:
+            own = {option_of(settings, setting.name, side[setting.name]).cause for side in (rollout, trainer)} - {""}
+            causes |= own or {setting.cause}
+    return min(causes, key=SEVERITY.index), steps
+
+
+def explain(settings: tuple[Setting, ...], fits: Fits) -> Explanation | None:
+    """The pair of fitting arithmetics with the fewest unequal steps."""
+    plain = {setting.name: setting.options[0].name for setting in settings}
+
+    def cost(pair: tuple[Mapping[str, str], Mapping[str, str]]) -> tuple[int, int]:
+        apart = sum(pair[0][name] != pair[1][name] for name in plain)
+        return apart, sum(side[name] != plain[name] for side in pair for name in plain)
+
+    pairs = list(itertools.product(fits.rollout, fits.trainer))
+    if not pairs:
+        return None
+    best = min(pairs, key=cost)
+    alike = [pair for pair in pairs if cost(pair) == cost(best)]
+    cause, steps = class_of(settings, *best)
+    rivals = frozenset(class_of(settings, *pair)[0] for pair in alike) - {cause}
+    return Explanation(best[0], best[1], steps, cause, rivals)
+
+
+def enough(seen: Observation, fits: Fits) -> bool:
+    """Whether a fit by chance is out of the question: less likely than 2^-20 over all arithmetics tried."""
+    return marks(seen.rollout, seen.trainer).bits_of_evidence >= 20 + math.log2(max(2, fits.tried))
