@@ -63,9 +63,9 @@ def _outcome(axis: Axis) -> str:
     return outcome.reason if outcome.status == "not_run" else axis.changed
 
 
-def _row(name: str, outcome: str, detail: str, stats: GapStats | None = None) -> Row:
+def _row(name: str, outcome: str, detail: str, stats: GapStats | None = None, tokens: int | None = None) -> Row:
     return {
-        "check": name, "outcome": outcome, "tokens": stats.tokens if stats else None, "nonzero": stats.nonzero if stats else None,
+        "check": name, "outcome": outcome, "tokens": stats.tokens if stats else tokens, "nonzero": stats.nonzero if stats else None,
         "max": stats.max if stats else None, "mean": stats.mean if stats else None, "std": stats.std if stats else None,
         "k3": stats.k3 if stats else None, "detail": detail,
     }
@@ -81,7 +81,7 @@ def _rows(report: GapReport) -> list[Row]:
     rows += [_row(f"cause: {c.cause}", f"leaves {c.residual:.3g} of {c.before:.3g}", c.explanation) for c in report.not_numerics]
     for axis in report.axes:
         found = axis.outcome.stats if axis.outcome.status == "varies" else None
-        rows.append(_row(f"{axis.side}: {axis.name}", axis.outcome.status, _outcome(axis), found))
+        rows.append(_row(f"{axis.side}: {axis.name}", axis.outcome.status, _outcome(axis), found, axis.tokens))
     return rows
 
 

@@ -68,7 +68,9 @@ def _company(plain: Scores, other: Scores) -> str:
 
 def _some(fact: str, what: str) -> Proof:
     def proof(_plain: Scores, other: Scores) -> str:
-        count = other.facts.get(fact)
+        if fact not in other.facts:
+            return "this side has no such thing"
+        count = other.facts[fact]
         return "" if isinstance(count, int | float) and count > 0 else f"{what}: {fact} is {count}"
 
     return proof

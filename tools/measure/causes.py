@@ -28,6 +28,7 @@ FEWEST = 8
 """Tokens below which a fitted parameter proves nothing."""
 TEMPERATURES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0)
 TOP_P = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+MARGINS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 TOP_K = (1, 5, 10, 20, 40, 50, 64, 100)
 
 
@@ -205,16 +206,16 @@ def _support(gap: Gap, temperature: float, uncut_N: torch.Tensor, count_N: torch
     """Renormalised over kept tokens: diff = -log(kept mass), one sign (case 92).
 
     The kept mass of every token bounds p from above, and any p between the true one and the smallest mass keeps the same
-    sets: so the smallest mass is tried. A constant number of kept tokens is a top-k.
+    sets: so the smallest mass is tried, a little less for its own numerics. A constant number of kept tokens is a top-k.
     """
     used_N = gap.used_N & uncut_N.isfinite()
     mass_M = (uncut_N - gap.data.logprob_N.double())[used_N].exp()
     if not len(mass_M) or float(mass_M.min()) <= 0:
         return [None]
     top_k = int(count_N[used_N].median())
-    smallest = float(mass_M.min()) * (1 - 1e-6)
+    smallest = {float(mass_M.min()) * (1 - margin) for margin in MARGINS}
     readings = [Reading(temperature=temperature, top_k=k) for k in sorted({top_k, *TOP_K, gap.data.top_k or top_k}) if k > 0]
-    readings += [Reading(temperature=temperature, top_p=p) for p in sorted({*TOP_P, gap.data.top_p, min(smallest, 1.0)}) if 0 < p < 1]
+    readings += [Reading(temperature=temperature, top_p=p) for p in sorted({*TOP_P, gap.data.top_p, *smallest}) if 0 < p < 1]
     columns = gap.ask(tuple(readings))
     best = min(range(len(readings)), key=lambda k: _spread_known(gap, columns[f"logprob.{k}"]))
     reading = readings[best]
