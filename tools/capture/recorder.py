@@ -377,8 +377,6 @@ class Recorder:
         self.store.reserve(len(chosen.kept_keys) * (tensor.nbytes // max(1, len(chosen.keys)) + 16), str(site))
         entry = self._entry(site, order, tensor, producer)
         rows = chosen.pick(layout.rows(tensor))
-        if entry.layout is None or (layout.sure and not entry.layout.sure):
-            entry.layout = layout
         self.store.add_rows(entry, chosen, layout, rows)
         bounds = self._parts.get((site.module, site.port), ()) if not site.op else ()
         for first, last in zip(bounds, bounds[1:], strict=False):

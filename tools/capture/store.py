@@ -87,6 +87,8 @@ class Store:
 
     def add_rows(self, entry: Entry, chosen: Chosen, layout: Layout, rows_KC: torch.Tensor) -> None:
         """Take over a private copy of rows."""
+        if entry.layout is None or (layout.sure and not entry.layout.sure):
+            entry.layout = layout
         chunk = Chunk(chosen, layout, rows_KC.shape[1])
         entry.chunks.append(chunk)
         size = rows_KC.nbytes
