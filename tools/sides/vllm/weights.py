@@ -58,7 +58,7 @@ def packed_linear(module: Any) -> bool:
 def through_identity(module: Any) -> torch.Tensor:
     """[N, K]: each output of the operator for a one-hot input is exactly one weight."""
     weight = module.weight
-    inputs = weight.shape[1] if weight.dim() == 2 else module.input_size_per_partition
+    inputs = weight.shape[1] if weight.dim() == 2 else getattr(module, "input_size_per_partition", None) or module.input_size
     eye_KK = torch.eye(inputs, dtype=weight.dtype)
     out_KN: torch.Tensor = module.cpu_linear(eye_KK, weight if weight.numel() else None, None)
     return out_KN.t().contiguous()
