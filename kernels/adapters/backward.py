@@ -46,7 +46,12 @@ def attention(
 
 
 def experts(
-    grad_TD: torch.Tensor, x_TD: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weight_TR: torch.Tensor, id_TR: torch.Tensor
+    grad_TD: torch.Tensor,
+    x_TD: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weight_TR: torch.Tensor,
+    id_TR: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of x, gate_up, down and the routing weights; the choice of experts has none."""
     inputs = (x_TD, gate_up, down, weight_TR)

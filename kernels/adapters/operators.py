@@ -1,12 +1,12 @@
 """Roles of a transformer's operators, what each takes and gives, and tables that say which operator plays a role.
 
-Legend: T token rows, D hidden, K and N inputs and outputs of a linear, H query heads, G key/value heads, E head dim, I intermediate,
-X experts, R experts per token, P positions, V vocabulary, M scored rows.
+Legend: T token rows, D hidden, K and N inputs and outputs of a linear, H query heads, G key/value heads, E head dim,
+I intermediate, X experts, R experts per token, P positions, V vocabulary, M scored rows.
 
 | role | call | gives |
 |---|---|---|
 | embedding | (ids, weight_VD, padding id or None) | [*ids, D] |
-| norm | (x_TD, residual_TD or None, weight_D, eps) | (y_TD, residual_TD or None): y is the norm of x, or of x + residual |
+| norm | (x_TD, residual_TD or None, weight_D, eps) | (y_TD, sum_TD or None): the norm of x, or of x + residual |
 | rotary | (q_THE, k_TGE, table_PE, pack) | (q_THE, k_TGE) |
 | attention | (q_THE, k_TGE, v_TGE, scale, pack) | out_THE: causal, inside each sequence |
 | linear | (x_TK, weight_NK, bias_N or None) | [T, N] |
@@ -89,7 +89,8 @@ def build(table: str | Mapping[str, str | Operator], facts: Facts, needed: set[R
     """The operators for a model.
 
     Args:
-        table: a name of TABLES for all roles, or a role -> name or operator mapping; its key "*" stands for the roles it does not name.
+        table: a name of TABLES for all roles, or a mapping role -> name or operator, in which the
+            key "*" stands for the roles it does not name.
 
     Raises:
         PatchError: a role, a table or a package is not known, or the model is outside an operator's contract.
@@ -105,13 +106,17 @@ def build(table: str | Mapping[str, str | Operator], facts: Facts, needed: set[R
             continue
         pick = choice.get(role, choice.get("*"))
         if pick is None:
-            raise PatchError(f"role {role!r}", "has no operator in the table given", 'name one, or give the rest with the key "*"')
+            raise PatchError(
+                f"role {role!r}", "has no operator in the table given", 'name one, or give the rest with the key "*"'
+            )
         if isinstance(pick, str):
             if pick not in made:
                 made[pick] = _load(pick, facts)
             pick = made[pick][role]
         if pick.role != role:
-            raise PatchError(f"operator {pick.name}", f"plays the role {pick.role!r}, not {role!r}", "put it under its own role")
+            raise PatchError(
+                f"operator {pick.name}", f"plays the role {pick.role!r}, not {role!r}", "put it under its own role"
+            )
         pick.check(facts)
         chosen[role] = pick
     return chosen
@@ -123,6 +128,8 @@ def _load(name: str, facts: Facts) -> Table:
     try:
         module = importlib.import_module(TABLES[name])
     except ImportError as error:
-        raise PatchError(f"table {name!r}", f"cannot be imported ({error})", "install what it needs in this interpreter") from error
+        raise PatchError(
+            f"table {name!r}", f"cannot be imported ({error})", "install what it needs in this interpreter"
+        ) from error
     made: Table = module.table(facts)
     return made

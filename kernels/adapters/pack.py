@@ -1,6 +1,6 @@
 """Token rows of one forward pass, sequence after sequence.
 
-Legend: B rows of the batch, L tokens of such a row, T token rows (B * L), S sequences.
+Legend: B rows of the batch, L tokens of such a row, T token rows (B * L), S sequences, W blocks of a paged cache.
 """
 
 from __future__ import annotations
@@ -39,6 +39,25 @@ class Pack:
     def cu_seqlens(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """`starts` as int32 [S + 1]."""
         return torch.tensor(self.starts, dtype=torch.int32, device=device)
+
+    def pages(self, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A paged cache for these sequences: blocks in a row, none shared.
+
+        Args:
+            block: tokens of one block.
+
+        Returns:
+            Starts int32 [S + 1], lengths int32 [S], block table int32 [S, W], slots int64 [T], on CPU.
+        """
+        needed = [-(-length // block) for length in self.lengths]
+        table_SW = torch.zeros(len(needed), max(needed), dtype=torch.int32)
+        slots: list[torch.Tensor] = []
+        first = 0
+        for row, (count, length) in enumerate(zip(needed, self.lengths, strict=True)):
+            table_SW[row, :count] = torch.arange(first, first + count, dtype=torch.int32)
+            slots.append(torch.arange(length) + first * block)
+            first += count
+        return self.cu_seqlens(), torch.tensor(self.lengths, dtype=torch.int32), table_SW, torch.cat(slots)
 
 
 def make(position_ids: torch.Tensor, mask_BL: torch.Tensor | None) -> Pack:

@@ -1,12 +1,15 @@
 """The table "stock": every role as transformers computes it, in plain PyTorch.
 
-With it the patched model gives the bits of the unpatched one, so the engine itself changes nothing; and one role at a time can be turned
-back to it.
+With it the patched model gives the bits of the unpatched one, so the engine itself changes nothing; and one role at a
+time can be turned back to it.
 
 Legend: see operators.py.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +46,9 @@ def attention(q_THE: torch.Tensor, k_TGE: torch.Tensor, v_TGE: torch.Tensor, sca
     out: list[torch.Tensor] = []
     for first, last in pack.spans:
         q, k, v = (x[first:last].transpose(0, 1)[None] for x in (q_THE, k_TGE, v_TGE))
-        one = F.scaled_dot_product_attention(q, k, v, is_causal=last - first > 1, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        one = F.scaled_dot_product_attention(
+            q, k, v, is_causal=last - first > 1, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
         out.append(one[0].transpose(0, 1))
     return torch.cat(out)
 
@@ -88,13 +93,28 @@ def logprob(logits_MV: torch.Tensor, token_M: torch.Tensor, temperature: float) 
 
 def table(facts: Facts) -> Table:
     """Every role as transformers computes it."""
-    runs = {
-        "embedding": F.embedding, "norm": norm, "rotary": rotary, "attention": attention, "linear": F.linear, "head": F.linear,
-        "activation": activation, "router": router, "experts": experts, "logprob": logprob,
+    runs: dict[RoleName, Callable[..., Any]] = {
+        "embedding": F.embedding,
+        "norm": norm,
+        "rotary": rotary,
+        "attention": attention,
+        "linear": F.linear,
+        "head": F.linear,
+        "activation": activation,
+        "router": router,
+        "experts": experts,
+        "logprob": logprob,
     }
     names: dict[RoleName, str] = {
-        "embedding": "torch embedding", "norm": "transformers RMSNorm", "rotary": "transformers rotary", "attention": "torch SDPA",
-        "linear": "torch linear", "head": "torch linear", "activation": "torch silu * up", "router": "transformers top-k router",
-        "experts": "transformers eager experts", "logprob": "logits - logsumexp",
+        "embedding": "torch embedding",
+        "norm": "transformers RMSNorm",
+        "rotary": "transformers rotary",
+        "attention": "torch SDPA",
+        "linear": "torch linear",
+        "head": "torch linear",
+        "activation": "torch silu * up",
+        "router": "transformers top-k router",
+        "experts": "transformers eager experts",
+        "logprob": "logits - logsumexp",
     }
     return {role: Operator(role, f"stock: {name}", runs[role]) for role, name in names.items()}

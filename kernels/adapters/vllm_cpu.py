@@ -7,6 +7,7 @@ Legend: see operators.py; W blocks of the paged KV cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,36 +28,12 @@ BLOCK = 128
 VOCABULARY_MULTIPLE = 64
 """vLLM pads lm_head to this many rows."""
 EXPERT_MULTIPLE = 32
-HOOKS = {
-    ("vllm._custom_ops", "rotary_embedding"): ("positions", "query", "key", "head_size", "cos_sin_cache", "is_neox"),
-    ("vllm._custom_ops", "cpu_attn_reshape_and_cache"): (
-        "key", "value", "key_cache", "value_cache", "slot_mapping", "isa",
-    ),
-    ("vllm._custom_ops", "cpu_attn_get_scheduler_metadata"): (
-        "num_reqs", "num_heads", "num_kv_heads", "head_dim", "seq_lens", "dtype", "query_start_loc", "causal",
-        "sliding_window_size", "isa", "enable_kv_split",
-    ),
-    ("vllm._custom_ops", "cpu_attention_with_kv_cache"): (
-        "query", "key_cache", "value_cache", "output", "query_start_loc", "seq_lens", "scale", "causal", "alibi_slopes",
-        "sliding_window", "block_table", "softcap", "scheduler_metadata", "s_aux",
-    ),
-    ("vllm._custom_ops", "cpu_prepack_moe_weight"): ("weight", "isa"),
-    ("vllm._custom_ops", "cpu_fused_moe"): (
-        "out", "input", "w13", "w2", "w13_bias", "w2_bias", "topk_weights", "topk_ids", "act", "isa", "skip_weighted",
-    ),
-    ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm"): ("layer", "remove_weight"),
-    ("vllm.model_executor.layers.fused_moe.router.cpu_router", "_softmax_topk"): ("router_logits", "top_k", "renormalize"),
-    ("vllm.v1.attention.backends.cpu_attn", "_get_attn_isa"): ("dtype", "block_size", "head_size", "kv_cache_dtype"),
-    ("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackend.get_supported_head_sizes"): (),
-    ("vllm.ir", "ops.rms_norm.impls.native.impl_fn"): ("x", "weight", "epsilon"),
-    ("vllm.ir", "ops.fused_add_rms_norm.impls.native.impl_fn"): ("x", "x_residual", "weight", "epsilon"),
-}
 
 
 def norm(
     x_TD: torch.Tensor, residual_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """vLLM's own PyTorch formula, differentiable as it stands: it takes the norm of the float32 sum before that sum is rounded."""
+    """vLLM's own PyTorch formula, differentiable as it stands: the norm of the float32 sum, before that is rounded."""
     if residual_TD is None:
         return ir.ops.rms_norm.impls["native"].impl_fn(x_TD, weight_D, eps), None
     y_TD, total_TD = ir.ops.fused_add_rms_norm.impls["native"].impl_fn(x_TD, residual_TD, weight_D, eps)
@@ -67,7 +44,9 @@ class Rotary(torch.autograd.Function):
     """The C++ kernel works in place on flat heads."""
 
     @staticmethod
-    def forward(ctx: Any, q_THE: torch.Tensor, k_TGE: torch.Tensor, table_PE: torch.Tensor, pack: Pack) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, q_THE: torch.Tensor, k_TGE: torch.Tensor, table_PE: torch.Tensor, pack: Pack
+    ) -> tuple[torch.Tensor, ...]:
         q, k = (x.detach().clone(memory_format=torch.contiguous_format).flatten(1) for x in (q_THE, k_TGE))
         ops.rotary_embedding(pack.position_T, q, k, q_THE.shape[-1], table_PE, True)
         ctx.save_for_backward(table_PE)
@@ -81,7 +60,7 @@ class Rotary(torch.autograd.Function):
 
 
 class Attention(torch.autograd.Function):
-    """Each sequence is one prefill into a paged cache of its own; without the KV split decode rows have the same bits."""
+    """Each sequence is one prefill into a paged cache of its own; without a KV split decode rows have the same bits."""
 
     @staticmethod
     def forward(
@@ -96,13 +75,34 @@ class Attention(torch.autograd.Function):
         keys, values = cache.chunk(2, dim=2)
         ops.cpu_attn_reshape_and_cache(k, v, keys, values, slot_T, isa)
         schedule = ops.cpu_attn_get_scheduler_metadata(
-            num_reqs=len(lengths), num_heads=q.shape[1], num_kv_heads=kv_heads, head_dim=size, seq_lens=lengths, dtype=q.dtype,
-            query_start_loc=starts, causal=True, sliding_window_size=-1, isa=isa, enable_kv_split=False,
+            num_reqs=len(lengths),
+            num_heads=q.shape[1],
+            num_kv_heads=kv_heads,
+            head_dim=size,
+            seq_lens=lengths,
+            dtype=q.dtype,
+            query_start_loc=starts,
+            causal=True,
+            sliding_window_size=-1,
+            isa=isa,
+            enable_kv_split=False,
         )
         out = torch.empty_like(q)
         ops.cpu_attention_with_kv_cache(
-            query=q, key_cache=keys, value_cache=values, output=out, query_start_loc=starts, seq_lens=lengths, scale=scale,
-            causal=True, alibi_slopes=None, sliding_window=-1, block_table=table_SW, softcap=0, scheduler_metadata=schedule, s_aux=None,
+            query=q,
+            key_cache=keys,
+            value_cache=values,
+            output=out,
+            query_start_loc=starts,
+            seq_lens=lengths,
+            scale=scale,
+            causal=True,
+            alibi_slopes=None,
+            sliding_window=-1,
+            block_table=table_SW,
+            softcap=0,
+            scheduler_metadata=schedule,
+            s_aux=None,
         )
         ctx.save_for_backward(q, k, v)
         ctx.scale, ctx.pack = scale, pack
@@ -110,24 +110,15 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return *backward.attention(grads[0], *ctx.saved_tensors, ctx.scale, ctx.pack), None, None
+        q, k, v = ctx.saved_tensors
+        return *backward.attention(grads[0], q, k, v, ctx.scale, ctx.pack), None, None
 
 
 def _pages(pack: Pack) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sequence starts int32 [S + 1], lengths int32 [S], block table int32 [S, W], slots int64 [T]: blocks in a row, none shared."""
     plan = pack.plans.get("vllm_cpu.pages")
     if plan is None:
-        needed = [-(-length // BLOCK) for length in pack.lengths]
-        table_SW = torch.zeros(len(needed), max(needed), dtype=torch.int32)
-        slots: list[torch.Tensor] = []
-        first = 0
-        for row, (count, length) in enumerate(zip(needed, pack.lengths, strict=True)):
-            table_SW[row, :count] = torch.arange(first, first + count, dtype=torch.int32)
-            slots.append(torch.arange(length) + first * BLOCK)
-            first += count
-        plan = (pack.cu_seqlens(), torch.tensor(pack.lengths, dtype=torch.int32), table_SW, torch.cat(slots))
-        pack.plans["vllm_cpu.pages"] = plan
-    return plan  # type: ignore[no-any-return]
+        plan = pack.plans["vllm_cpu.pages"] = pack.pages(BLOCK)
+    return plan
 
 
 class Linear(torch.autograd.Function):
@@ -138,7 +129,7 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
-        holder = torch.nn.Module()
+        holder: Any = torch.nn.Module()
         holder.weight = torch.nn.Parameter(weight_NK.detach(), requires_grad=False)
         holder.bias = None if bias_N is None else torch.nn.Parameter(bias_N.detach().clone(), requires_grad=False)
         dispatch_cpu_unquantized_gemm(holder, remove_weight=False)
@@ -149,7 +140,11 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return backward.linear(grads[0], *ctx.saved_tensors, ctx.bias)
+        x_TK, weight_NK = ctx.saved_tensors
+        return backward.linear(grads[0], x_TK, weight_NK, ctx.bias)
+
+
+linear: Callable[..., torch.Tensor] = Linear.apply
 
 
 def head(x_TK: torch.Tensor, weight_VK: torch.Tensor, bias_V: torch.Tensor | None) -> torch.Tensor:
@@ -159,7 +154,7 @@ def head(x_TK: torch.Tensor, weight_VK: torch.Tensor, bias_V: torch.Tensor | Non
     if missing:
         weight_VK = F.pad(weight_VK, (0, 0, 0, missing))
         bias_V = None if bias_V is None else F.pad(bias_V, (0, missing))
-    out: torch.Tensor = Linear.apply(x_TK, weight_VK, bias_V)
+    out = linear(x_TK, weight_VK, bias_V)
     return out[:, :size] if missing else out
 
 
@@ -168,13 +163,27 @@ class Experts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_TD: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weight_TR: torch.Tensor, id_TR: torch.Tensor
+        ctx: Any,
+        x_TD: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        weight_TR: torch.Tensor,
+        id_TR: torch.Tensor,
     ) -> torch.Tensor:
         isa = "amx" if torch.cpu._is_amx_tile_supported() and x_TD.dtype == torch.bfloat16 else "vec"
         packed = [ops.cpu_prepack_moe_weight(weight.detach().contiguous(), isa) for weight in (gate_up, down)]
         out_TD = torch.empty_like(x_TD)
         ops.cpu_fused_moe(
-            out_TD, x_TD.detach(), *packed, None, None, weight_TR.detach().contiguous(), id_TR.contiguous(), "silu", isa, False
+            out_TD,
+            x_TD.detach(),
+            *packed,
+            None,
+            None,
+            weight_TR.detach().contiguous(),
+            id_TR.contiguous(),
+            "silu",
+            isa,
+            False,
         )
         ctx.save_for_backward(x_TD, gate_up, down, weight_TR, id_TR)
         return out_TD
@@ -201,7 +210,9 @@ def check(facts: Facts) -> None:
         raise PatchError(f"head size {facts.head_dim}", "is not one of vLLM's CPU attention", f"use one of {sizes}")
     for word, size in (("hidden size", facts.hidden), ("expert width", facts.expert_width)):
         if facts.experts and size % EXPERT_MULTIPLE:
-            raise PatchError(f"{word} {size}", f"is no multiple of {EXPERT_MULTIPLE}", "vLLM's CPU expert kernel needs that")
+            raise PatchError(
+                f"{word} {size}", f"is no multiple of {EXPERT_MULTIPLE}", "vLLM's CPU expert kernel needs that"
+            )
 
 
 def table(facts: Facts) -> Table:
@@ -212,7 +223,7 @@ def table(facts: Facts) -> Table:
         "norm": Operator("norm", "vllm.ir fused_add_rms_norm, rms_norm (native)", norm, check),
         "rotary": Operator("rotary", "vllm._custom_ops.rotary_embedding", Rotary.apply, check),
         "attention": Operator("attention", "vllm._custom_ops.cpu_attention_with_kv_cache", Attention.apply, check),
-        "linear": Operator("linear", "vllm dispatch_cpu_unquantized_gemm", Linear.apply, check),
+        "linear": Operator("linear", "vllm dispatch_cpu_unquantized_gemm", linear, check),
         "head": Operator("head", "vllm dispatch_cpu_unquantized_gemm, padded vocabulary", head, check),
         "activation": Operator("activation", "vllm: torch silu * up", stock.activation, check),
         "router": Operator("router", "vllm cpu_router._softmax_topk", _softmax_topk, check),

@@ -37,7 +37,9 @@ def config(model: Any) -> None:
             raise PatchError(f"config.{name} = {found!r}", f"is not supported, only {expected!r}", step)
     rope = getattr(settings, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise PatchError(f"config.rope_parameters = {rope}", "is not supported", "only the default rotary embedding was run")
+        raise PatchError(
+            f"config.rope_parameters = {rope}", "is not supported", "only the default rotary embedding was run"
+        )
     if any(kind != "full_attention" for kind in getattr(settings, "layer_types", None) or ()):
         raise PatchError("config.layer_types", "holds sliding-window or other layers", "full attention only")
     if getattr(model, "is_gradient_checkpointing", False):
@@ -55,18 +57,26 @@ def coverage(model: torch.nn.Module, family: Family) -> dict[str, Role]:
         parent, _, child = path.rpartition(".")
         stands = type(module).__name__
         role = next(
-            (role for role in family.roles if role.stands == stands
-             and (role.matches(parent) and child in role.merged if role.merged else role.matches(path))),
+            (
+                role
+                for role in family.roles
+                if role.stands == stands
+                and (role.matches(parent) and child in role.merged if role.merged else role.matches(path))
+            ),
             None,
         )
         if role is None:
-            raise PatchError(f"module {path} ({stands})", f"is in no role of {family.stands}", "add it to the family's role list")
+            raise PatchError(
+                f"module {path} ({stands})", f"is in no role of {family.stands}", "add it to the family's role list"
+            )
         if "forward" in vars(module):
             raise PatchError(f"module {path}", "has a replaced forward already", "undo the other patch first")
         found[path] = role
     for role in family.roles:
         if role.kind in ("layer", "attention", "embedding", "head") and role not in found.values():
-            raise PatchError(f"role {role.kind} at {role.path}", f"is played by no {role.stands}", "correct the family's role list")
+            raise PatchError(
+                f"role {role.kind} at {role.path}", f"is played by no {role.stands}", "correct the family's role list"
+            )
     for role in family.roles:
         if role.merged and any(role.matches(path) for path in found):
             _together(found, role)
@@ -85,12 +95,14 @@ def facts(model: Any, paths: dict[str, Role]) -> Facts:
     """What the model asks of its operators.
 
     Raises:
-        PatchError: weights of several dtypes or devices, or not loaded; some merged linears with a bias and some without.
+        PatchError: weights of several dtypes or devices, or not loaded; a bias on some of the linears merged into one.
     """
     settings = model.config
     kinds = {(parameter.dtype, parameter.device) for parameter in model.parameters()}
     if len(kinds) != 1:
-        raise PatchError("the model's weights", f"have several dtypes or devices: {sorted(map(str, kinds))}", "use one of each")
+        raise PatchError(
+            "the model's weights", f"have several dtypes or devices: {sorted(map(str, kinds))}", "use one of each"
+        )
     dtype, device = kinds.pop()
     if device.type == "meta":
         raise PatchError("the model's weights", "are not loaded", "load them first")
@@ -99,14 +111,23 @@ def facts(model: Any, paths: dict[str, Role]) -> Facts:
         if role.merged:
             parent = path.rpartition(".")[0]
             if len({modules[f"{parent}.{child}"].bias is None for child in role.merged}) > 1:
-                raise PatchError(f"module {parent}", f"has a bias on some of {', '.join(role.merged)} only", "no engine merges that")
+                raise PatchError(
+                    f"module {parent}", f"has a bias on some of {', '.join(role.merged)} only", "no engine merges that"
+                )
     linears = [module for path, module in modules.items() if paths[path].kind in ("linear", "head")]
     head_dim = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
     return Facts(
-        dtype=dtype, device=device, hidden=settings.hidden_size, heads=settings.num_attention_heads,
-        kv_heads=settings.num_key_value_heads, head_dim=head_dim, vocabulary=settings.vocab_size,
-        positions=settings.max_position_embeddings, bias=any(module.bias is not None for module in linears),
-        experts=getattr(settings, "num_experts", 0) or 0, expert_width=getattr(settings, "moe_intermediate_size", 0) or 0,
+        dtype=dtype,
+        device=device,
+        hidden=settings.hidden_size,
+        heads=settings.num_attention_heads,
+        kv_heads=settings.num_key_value_heads,
+        head_dim=head_dim,
+        vocabulary=settings.vocab_size,
+        positions=settings.max_position_embeddings,
+        bias=any(module.bias is not None for module in linears),
+        experts=getattr(settings, "num_experts", 0) or 0,
+        expert_width=getattr(settings, "moe_intermediate_size", 0) or 0,
     )
 
 

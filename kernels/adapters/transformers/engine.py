@@ -3,7 +3,7 @@
     from samebits.kernels.adapters.transformers.engine import patch
 
     patched = patch(model, "vllm")
-    logits = model(input_ids=ids, position_ids=positions).logits      # packed rows: positions start at 0 in each sequence
+    logits = model(input_ids=ids, position_ids=positions).logits  # packed: positions start at 0 in each sequence
     logprob = patched.logprob(logits[0, rows], tokens, temperature=1.0)
 
 Legend: P positions, E head dim, M scored rows, V vocabulary.
@@ -68,10 +68,13 @@ class Patched:
         self._hooks.clear()
 
 
-def patch(model: Any, table: str | Mapping[str, str | Operator] = "vllm", *, families: tuple[Family, ...] = ()) -> Patched:
+def patch(
+    model: Any, table: str | Mapping[str, str | Operator] = "vllm", *, families: tuple[Family, ...] = ()
+) -> Patched:
     """Replace the forwards of a causal LM by the operators of a table.
 
-    Everything is checked before anything is replaced. Weights stay where they are: optimizers, state dicts and names do not change.
+    Everything is checked before anything is replaced. Weights stay where they are: optimizers,
+    state dicts and names do not change.
 
     Args:
         model: a transformers causal LM with loaded weights.
@@ -104,7 +107,7 @@ def patch(model: Any, table: str | Mapping[str, str | Operator] = "vllm", *, fam
 
 
 def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> torch.Tensor:
-    """cos and sin of every position, side by side [P, E], from the model's own inverse frequencies, as transformers computes them."""
+    """cos and sin of every position, side by side [P, E], from the model's own frequencies, as transformers does."""
     rotary = model.model.rotary_emb
     angle = torch.arange(positions, device=rotary.inv_freq.device).float()[:, None] * rotary.inv_freq.float()
     return torch.cat([angle.cos() * rotary.attention_scaling, angle.sin() * rotary.attention_scaling], -1).to(dtype)
@@ -112,8 +115,14 @@ def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> torch.Tensor
 
 def _forwards(run: forwards.Run, modules: Mapping[str, Any], paths: Mapping[str, Role]) -> dict[str, forwards.Forward]:
     makers = {
-        "embedding": forwards.embedding, "layer": forwards.layer, "norm": forwards.norm, "attention": forwards.attention,
-        "mlp": forwards.mlp, "router": forwards.router, "experts": forwards.experts, "head": forwards.head,
+        "embedding": forwards.embedding,
+        "layer": forwards.layer,
+        "norm": forwards.norm,
+        "attention": forwards.attention,
+        "mlp": forwards.mlp,
+        "router": forwards.router,
+        "experts": forwards.experts,
+        "head": forwards.head,
     }
     made: dict[str, forwards.Forward] = {}
     for path, role in paths.items():

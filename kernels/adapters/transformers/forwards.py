@@ -1,7 +1,7 @@
-"""What is put in place of the modules' own `forward`. Children are called as modules, so that hooks on them fire as before.
+"""What is put in place of the modules' own `forward`. Children are called as modules, so hooks on them fire as before.
 
-Legend: B batch rows, L tokens of one, D hidden; T token rows (B * L), H query heads, G key/value heads, E head dim, X experts, R experts
-per token, M scored rows, V vocabulary.
+Legend: B batch rows, L tokens of one, D hidden; T token rows (B * L), H query heads, G key/value heads, E head dim,
+X experts, R experts per token, V vocabulary.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Run:
     def packed(self) -> Pack:
         """The sequences of the pass that is running."""
         if self.pack is None:
-            raise PatchError("a patched module", "was called outside its model", "call the whole model, or its `model` part")
+            raise PatchError(
+                "a patched module", "was called outside its model", "call the whole model, or its `model` part"
+            )
         return self.pack
 
 
@@ -71,7 +73,7 @@ def norm(run: Run, module: Any) -> Forward:
 
 
 def layer(run: Run, module: Any) -> Forward:
-    """A pre-norm decoder layer that leaves its last addition to the next norm: it gives (what its MLP adds, residual)."""
+    """A pre-norm decoder layer that leaves its last addition to the next norm: gives (what the MLP adds, residual)."""
 
     def forward(hidden_states: torch.Tensor | Pair, **_: Any) -> Pair:
         if isinstance(hidden_states, tuple):
@@ -92,7 +94,9 @@ def attention(run: Run, module: Any) -> Forward:
     def forward(hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
         pack = run.packed()
         shape = hidden_states.shape[:-1]
-        q, k, v = (project(hidden_states).view(*shape, -1, size) for project in (module.q_proj, module.k_proj, module.v_proj))
+        q, k, v = (
+            project(hidden_states).view(*shape, -1, size) for project in (module.q_proj, module.k_proj, module.v_proj)
+        )
         if normed:
             q, k = module.q_norm(q), module.k_norm(k)
         q_THE, k_TGE, v_TGE = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
@@ -134,7 +138,7 @@ class Merged:
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         bias = None if biases[0] is None else torch.cat(biases)
         out: torch.Tensor = self.run.operators["linear"](x.reshape(-1, x.shape[-1]), weight, bias)
-        return out.split(self.sizes, -1)
+        return torch.split(out, self.sizes, -1)
 
 
 def mlp(run: Run, module: Any) -> Forward:
@@ -160,7 +164,9 @@ def router(run: Run, module: Any) -> Forward:
 
 def experts(run: Run, module: Any) -> Forward:
     """x_TD, id_TR, weight_TR -> [T, D]."""
-    return lambda x_TD, id_TR, weight_TR: run.operators["experts"](x_TD, module.gate_up_proj, module.down_proj, weight_TR, id_TR)
+    return lambda x_TD, id_TR, weight_TR: run.operators["experts"](
+        x_TD, module.gate_up_proj, module.down_proj, weight_TR, id_TR
+    )
 
 
 def head(run: Run, module: Any) -> Forward:
@@ -176,7 +182,9 @@ def head(run: Run, module: Any) -> Forward:
 def enter(run: Run, names: list[str]) -> Callable[..., Any]:
     """Before each pass of the model's body: read the sequences, refuse what the operators do not do."""
 
-    def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+    def hook(
+        module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[()], dict[str, Any]]:
         from samebits.kernels.adapters.pack import make
 
         given = dict(zip(names, args, strict=False)) | kwargs
@@ -198,10 +206,17 @@ def enter(run: Run, names: list[str]) -> Callable[..., Any]:
         run.ran.clear()
         run.pack = make(positions.expand(inputs.shape[:2]), mask)
         if int(run.pack.position_T.max()) >= run.table_PE.shape[0]:
-            raise PatchError("position_ids", f"go beyond the model's {run.table_PE.shape[0]} positions", "cut the sequences")
+            raise PatchError(
+                "position_ids", f"go beyond the model's {run.table_PE.shape[0]} positions", "cut the sequences"
+            )
         # A mask of four axes is taken as it is, so transformers builds none; nothing here reads it.
         unread = torch.zeros(1, 1, 1, 1, device=inputs.device)
-        return (), given | {"position_ids": positions, "attention_mask": unread, "use_cache": False, "past_key_values": None}
+        return (), given | {
+            "position_ids": positions,
+            "attention_mask": unread,
+            "use_cache": False,
+            "past_key_values": None,
+        }
 
     return hook
 
@@ -213,6 +228,10 @@ def leave(run: Run) -> Callable[..., None]:
         run.pack = None
         missing = sorted(run.body - run.ran)
         if output is not None and missing:
-            raise PatchError(f"module {missing[0]}", "was replaced but did not run in this pass", "undo other patches of the model first")
+            raise PatchError(
+                f"module {missing[0]}",
+                "was replaced but did not run in this pass",
+                "undo other patches of the model first",
+            )
 
     return hook

@@ -14,8 +14,16 @@ from samebits.kernels.adapters.operators import RoleName
 
 Kind = Literal["embedding", "layer", "norm", "attention", "linear", "mlp", "router", "experts", "head", "kept"]
 PLAYED: dict[Kind, tuple[RoleName, ...]] = {
-    "embedding": ("embedding",), "layer": (), "norm": ("norm",), "attention": ("rotary", "attention"), "linear": ("linear",),
-    "mlp": ("activation",), "router": ("linear", "router"), "experts": ("experts",), "head": ("head",), "kept": (),
+    "embedding": ("embedding",),
+    "layer": (),
+    "norm": ("norm",),
+    "attention": ("rotary", "attention"),
+    "linear": ("linear",),
+    "mlp": ("activation",),
+    "router": ("linear", "router"),
+    "experts": ("experts",),
+    "head": ("head",),
+    "kept": (),
 }
 """The operators that a module of each kind calls itself."""
 
@@ -118,4 +126,6 @@ def family_of(stands: str, more: tuple[Family, ...] = ()) -> Family:
         if family.stands == stands:
             return family
     known = ", ".join(family.stands for family in FAMILIES)
-    raise PatchError(f"model class {stands}", f"has no role list (known: {known})", "write one: docs/exact-zero.md, \"A new family\"")
+    raise PatchError(
+        f"model class {stands}", f"has no role list (known: {known})", 'write one: docs/exact-zero.md, "A new family"'
+    )

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
 from samebits.kernels.adapters.operators import Operator
 from samebits.kernels.adapters.transformers.engine import Patched, patch
 from samebits.kernels.adapters.transformers.roles import Family
@@ -21,8 +24,6 @@ from samebits.tools.sides import rollout_store
 from samebits.tools.sides.protocol import RolloutData, Sequence
 from samebits.tools.sides.session import Session
 from samebits.tools.sides.transformers.checkpoint import checkpoint_tensors
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
 Table = str | Mapping[str, str | Operator]
 
@@ -56,7 +57,9 @@ class Packed:
 
     def logits(self, model: Any) -> torch.Tensor:
         """[M, V]."""
-        out: torch.Tensor = model(input_ids=self.ids, position_ids=self.positions, use_cache=False, logits_to_keep=self.rows).logits[0]
+        out: torch.Tensor = model(
+            input_ids=self.ids, position_ids=self.positions, use_cache=False, logits_to_keep=self.rows
+        ).logits[0]
         return out
 
     def score(self, patched: Patched, temperature: float = 1.0) -> torch.Tensor:
@@ -67,7 +70,7 @@ class Packed:
 def differing(a: torch.Tensor, b: torch.Tensor) -> int:
     """Tokens whose float32 bits are not the same; both must hold tokens."""
     assert a.numel() == b.numel() > 0
-    assert bool(a.isfinite().all()) and bool(b.isfinite().all())
+    assert bool(torch.cat([a, b]).isfinite().all())
     return int((a.detach().view(torch.int32) != b.detach().view(torch.int32)).sum())
 
 
@@ -113,14 +116,25 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Li
     """Starts an engine on a model folder; ended after the module."""
     running: list[Session] = []
 
-    def start(folder: Path, dtype: str, *, split: str = "0", families: tuple[Family, ...] = ()) -> Live:
+    def start(
+        folder: Path,
+        dtype: str,
+        *,
+        split: str = "0",
+        families: tuple[Family, ...] = (),
+        settings: Mapping[str, int] | None = None,
+    ) -> Live:
         for session in running:
             session.stop()
         running.clear()
         work = tmp_path_factory.mktemp("live")
         rollout = Rollout(
-            model=str(folder), dtype=dtype, eager=True, max_model_len=512, env={"VLLM_CPU_ATTN_SPLIT_KV": split},
-            engine={"max_num_batched_tokens": 8192},
+            model=str(folder),
+            dtype=dtype,
+            eager=True,
+            max_model_len=512,
+            env={"VLLM_CPU_ATTN_SPLIT_KV": split},
+            engine={"max_num_batched_tokens": 8192, **(settings or {})},
         )
         running.append(Session.start("rollout", Experiment(device="cpu", rollout=rollout), "cpu", work))
         return Live(running[-1], folder, work, getattr(torch, dtype), families)

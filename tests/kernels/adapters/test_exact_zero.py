@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from samebits.kernels.adapters.transformers.engine import patch
 from samebits.tools.schema.experiment import Workload
 from samebits.tools.sides.transformers.tiny import write_tiny
@@ -62,7 +63,9 @@ def test_another_temperature_is_exact(live: Any) -> None:
     assert live.differing(data, live.load(), "vllm") == 0
 
 
-def test_updates_pushed_into_the_live_engine_stay_exact(live: Any, packed: Any, count_differing: Callable[..., int]) -> None:
+def test_updates_pushed_into_the_live_engine_stay_exact(
+    live: Any, packed: Any, count_differing: Callable[..., int]
+) -> None:
     patched = patch(live.load(), "vllm")
     optimizer = torch.optim.AdamW(patched.model.parameters(), lr=1e-3)
     before = live.rollout(WORKLOAD)

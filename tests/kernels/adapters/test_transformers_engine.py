@@ -7,15 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.operators import Operator
 from samebits.kernels.adapters.transformers.engine import patch
 from samebits.kernels.adapters.transformers.roles import FAMILIES, Family
 from samebits.tools.sides.transformers.tiny import write_tiny
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 FAMILY_NAMES = ["qwen3", "qwen3_tied", "llama", "qwen3_moe"]
-SMALL: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 128}
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": 16,
+    "vocab_size": 128,
+}
 IDS = torch.randint(2, 128, (1, 21), generator=torch.Generator().manual_seed(0))
 
 
@@ -23,7 +30,9 @@ IDS = torch.randint(2, 128, (1, 21), generator=torch.Generator().manual_seed(0))
 def make(tmp_path: Path) -> Any:
     def make(family: Any = "qwen3", **settings: Any) -> Any:
         folder = write_tiny(tmp_path / f"{family}{len(list(tmp_path.iterdir()))}", family, **SMALL)
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, experts_implementation="eager", **settings).eval()
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16, experts_implementation="eager", **settings
+        ).eval()
 
     return make
 
@@ -81,10 +90,15 @@ def test_the_read_back_lists_what_was_replaced_and_how_often_it_ran(make: Any) -
     logits = model(input_ids=IDS).logits[0]
     patched.logprob(logits, IDS[0])
     assert patched.read_back() == {
-        "embedding": ("stock: torch embedding", 1), "norm": ("stock: transformers RMSNorm", 2 * 4 + 1),
-        "rotary": ("stock: transformers rotary", 2), "attention": ("stock: torch SDPA", 2), "linear": ("stock: torch linear", 2 * 3),
-        "head": ("stock: torch linear", 1), "router": ("stock: transformers top-k router", 2),
-        "experts": ("stock: transformers eager experts", 2), "logprob": ("stock: logits - logsumexp", 1),
+        "embedding": ("stock: torch embedding", 1),
+        "norm": ("stock: transformers RMSNorm", 2 * 4 + 1),
+        "rotary": ("stock: transformers rotary", 2),
+        "attention": ("stock: torch SDPA", 2),
+        "linear": ("stock: torch linear", 2 * 3),
+        "head": ("stock: torch linear", 1),
+        "router": ("stock: transformers top-k router", 2),
+        "experts": ("stock: transformers eager experts", 2),
+        "logprob": ("stock: logits - logsumexp", 1),
     }
     lines = [str(line) for line in patched.replaced]
     assert "model.layers.1.self_attn.k_proj: Linear -> stock: torch linear" in lines
@@ -103,7 +117,7 @@ def test_a_replaced_module_that_does_not_run_is_an_error(make: Any) -> None:
 
 
 def test_an_unknown_family_is_refused() -> None:
-    with pytest.raises(PatchError, match="GPT2LMHeadModel.*no role list"):
+    with pytest.raises(PatchError, match=r"GPT2LMHeadModel.*no role list"):
         patch(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64)), "stock")
 
 
@@ -131,8 +145,12 @@ def test_a_model_is_patched_once(make: Any) -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("attention_dropout", 0.1), ("hidden_act", "gelu"), ("use_sliding_window", True), ("output_hidden_states", True),
-        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}), ("layer_types", ["full_attention", "sliding_attention"]),
+        ("attention_dropout", 0.1),
+        ("hidden_act", "gelu"),
+        ("use_sliding_window", True),
+        ("output_hidden_states", True),
+        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}),
+        ("layer_types", ["full_attention", "sliding_attention"]),
         ("quantization_config", {"quant_method": "fp8"}),
     ],
 )
@@ -200,7 +218,9 @@ def test_a_sequence_beyond_the_rotary_table_is_refused(make: Any) -> None:
 def test_unknown_roles_and_tables_are_refused(make: Any) -> None:
     model = make()
     for table, reason in (
-        ({"*": "stock", "softmax": "stock"}, "role 'softmax'"), ("cudnn", "table 'cudnn'"), ({"norm": "stock"}, "has no operator"),
+        ({"*": "stock", "softmax": "stock"}, "role 'softmax'"),
+        ("cudnn", "table 'cudnn'"),
+        ({"norm": "stock"}, "has no operator"),
         ({"*": "stock", "norm": Operator("linear", "x", torch.nn.functional.linear)}, "plays the role 'linear'"),
     ):
         with pytest.raises(PatchError, match=reason):
@@ -209,12 +229,16 @@ def test_unknown_roles_and_tables_are_refused(make: Any) -> None:
 
 def test_a_family_is_added_by_its_role_list_alone() -> None:
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**{**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2})).bfloat16().eval()
+    model = (
+        Qwen2ForCausalLM(Qwen2Config(**{**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2})).bfloat16().eval()
+    )
     with pytest.raises(PatchError, match="no role list"):
         patch(model, "stock")
     before = model(input_ids=IDS).logits
     llama = next(family for family in FAMILIES if family.stands == "LlamaForCausalLM")
-    roles = tuple(type(role)(role.kind, role.path, role.stands.replace("Llama", "Qwen2"), role.merged) for role in llama.roles)
+    roles = tuple(
+        type(role)(role.kind, role.path, role.stands.replace("Llama", "Qwen2"), role.merged) for role in llama.roles
+    )
     patched = patch(model, "stock", families=(Family("Qwen2ForCausalLM", roles),))
     assert same(model(input_ids=IDS).logits, before)
     assert patched.read_back()["attention"][1] == 2

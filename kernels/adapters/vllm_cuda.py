@@ -1,0 +1,260 @@
+"""vLLM's CUDA operators, written against the source of vLLM 0.26.0. Not run.
+
+They are those of an engine with enforce_eager=True. With VLLM_BATCH_INVARIANT=1 in this process they are the
+batch-invariant ones (Triton products, FlashAttention without splits); without it the products are cuBLAS's, whose bits
+depend on the number of rows, so no trainer can follow the engine. Mixture of experts is refused.
+
+Legend: see operators.py; W blocks of the paged KV cache.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from vllm import _custom_ops as ops
+from vllm import envs, ir
+from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
+
+from samebits.kernels.adapters import backward, stock
+from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.operators import Facts, Operator, Table, accept
+from samebits.kernels.adapters.pack import Pack
+
+BLOCK = 16
+"""Tokens of a KV block: vLLM's default on CUDA."""
+VOCABULARY_MULTIPLE = 64
+
+
+class Norm(torch.autograd.Function):
+    """The C++ kernel, or the batch-invariant Triton one; backward through the float32 formula."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TD: torch.Tensor, residual_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ctx.save_for_backward(x_TD, residual_TD, weight_D)
+        ctx.eps = eps
+        x = x_TD.detach().clone(memory_format=torch.contiguous_format)
+        residual = None if residual_TD is None else residual_TD.detach().clone(memory_format=torch.contiguous_format)
+        if envs.VLLM_BATCH_INVARIANT:
+            from vllm.model_executor.layers.batch_invariant import rms_norm_batch_invariant
+
+            out = rms_norm_batch_invariant(x, weight_D.detach(), eps, residual=residual)
+        elif residual is None:
+            out = ir.ops.rms_norm.impls["vllm_c"].impl_fn(x, weight_D.detach(), eps)
+        else:
+            out = ir.ops.fused_add_rms_norm.impls["vllm_c"].impl_fn(x, residual, weight_D.detach(), eps)
+        return (out, None) if residual is None else (out[0], out[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        given = [x for x in ctx.saved_tensors if x is not None]
+        with torch.enable_grad():
+            wide = [x.detach().float().requires_grad_() for x in given]
+            total = wide[0] if len(given) == 2 else wide[0] + wide[1]
+            out = total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + ctx.eps) * wide[-1]
+        outputs = [out] if len(given) == 2 else [out, total]
+        parts = torch.autograd.grad(outputs, wide, [grad.float() for grad in grads[: len(outputs)]])
+        done = [part.to(x.dtype) for part, x in zip(parts, given, strict=True)]
+        return (done[0], None, done[1], None) if len(given) == 2 else (*done, None)
+
+
+class Rotary(torch.autograd.Function):
+    """The CUDA kernel works in place on flat heads."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_THE: torch.Tensor, k_TGE: torch.Tensor, table_PE: torch.Tensor, pack: Pack
+    ) -> tuple[torch.Tensor, ...]:
+        q, k = (x.detach().clone(memory_format=torch.contiguous_format).flatten(1) for x in (q_THE, k_TGE))
+        ops.rotary_embedding(pack.position_T, q, k, q_THE.shape[-1], table_PE, True)
+        ctx.save_for_backward(table_PE)
+        ctx.pack = pack
+        return q.view(q_THE.shape), k.view(k_TGE.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (table_PE,) = ctx.saved_tensors
+        return backward.rotary(grads[0], table_PE, ctx.pack), backward.rotary(grads[1], table_PE, ctx.pack), None, None
+
+
+class Attention(torch.autograd.Function):
+    """FlashAttention over a paged cache, each sequence one prefill."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_THE: torch.Tensor, k_TGE: torch.Tensor, v_TGE: torch.Tensor, scale: float, pack: Pack
+    ) -> torch.Tensor:
+        q, k, v = (x.detach().contiguous() for x in (q_THE, k_TGE, v_TGE))
+        starts, lengths, table_SW, slot_T = _pages(pack, q.device)
+        pages = k.new_zeros(2, int(table_SW.max()) + 1, BLOCK, *k.shape[1:])
+        for cache, x in zip(pages, (k, v), strict=True):
+            cache.view(-1, *x.shape[1:])[slot_T] = x
+        longest = max(pack.lengths)
+        out = torch.empty_like(q)
+        flash_attn_varlen_func(
+            q=q,
+            k=pages[0],
+            v=pages[1],
+            out=out,
+            cu_seqlens_q=starts,
+            max_seqlen_q=longest,
+            seqused_k=lengths,
+            max_seqlen_k=longest,
+            softmax_scale=scale,
+            causal=True,
+            block_table=table_SW,
+            fa_version=get_flash_attn_version(head_size=q.shape[-1]),
+            num_splits=1 if envs.VLLM_BATCH_INVARIANT else 0,
+        )
+        ctx.save_for_backward(q, k, v)
+        ctx.scale, ctx.pack = scale, pack
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        q, k, v = ctx.saved_tensors
+        return *backward.attention(grads[0], q, k, v, ctx.scale, ctx.pack), None, None
+
+
+def _pages(pack: Pack, device: torch.device) -> tuple[torch.Tensor, ...]:
+    plan = pack.plans.get("vllm_cuda.pages")
+    if plan is None:
+        plan = tuple(x.to(device) for x in pack.pages(BLOCK))
+        pack.plans["vllm_cuda.pages"] = plan
+    return plan
+
+
+class Linear(torch.autograd.Function):
+    """cuBLAS through torch, or vLLM's batch-invariant Triton product."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(x_TK, weight_NK)
+        ctx.bias = bias_N is not None
+        if not envs.VLLM_BATCH_INVARIANT:
+            return F.linear(x_TK, weight_NK, bias_N)
+        from vllm.model_executor.layers.batch_invariant import linear_batch_invariant
+
+        out: torch.Tensor = linear_batch_invariant(
+            x_TK.detach(), weight_NK.detach(), None if bias_N is None else bias_N.detach()
+        )
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x_TK, weight_NK = ctx.saved_tensors
+        return backward.linear(grads[0], x_TK, weight_NK, ctx.bias)
+
+
+linear: Callable[..., torch.Tensor] = Linear.apply
+
+
+class Activation(torch.autograd.Function):
+    """silu_and_mul on gate and up side by side."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_TI: torch.Tensor, up_TI: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_TI, up_TI)
+        out = torch.empty_like(gate_TI, memory_format=torch.contiguous_format)
+        torch.ops._C.silu_and_mul(out, torch.cat([gate_TI.detach(), up_TI.detach()], -1))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        with torch.enable_grad():
+            gate, up = (x.detach().float().requires_grad_() for x in ctx.saved_tensors)
+            out = F.silu(gate) * up
+        return tuple(part.to(grads[0].dtype) for part in torch.autograd.grad(out, (gate, up), grads[0].float()))
+
+
+class TokenLogprob(torch.autograd.Function):
+    """Model Runner V2: one Triton program per row, blocks of 1024, logit - max - log(sum)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_MV: torch.Tensor, token_M: torch.Tensor) -> torch.Tensor:
+        from vllm.v1.worker.gpu.sample.logprob import compute_token_logprobs
+
+        ctx.save_for_backward(logits_MV, token_M)
+        out: torch.Tensor = compute_token_logprobs(logits_MV.detach(), token_M[:, None])[:, 0]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        logits_MV, token_M = ctx.saved_tensors
+        part_MV = -logits_MV.float().softmax(-1)
+        part_MV.scatter_add_(1, token_M[:, None], torch.ones_like(part_MV[:, :1]))
+        return (part_MV * grads[0][:, None]).to(logits_MV.dtype), None
+
+
+token_logprob: Callable[..., torch.Tensor] = TokenLogprob.apply
+
+
+def scaled(logits_MV: torch.Tensor, temperature: float) -> torch.Tensor:
+    """float32 logits over the temperature. By a tensor: CUDA divides by a number as a product with its reciprocal."""
+    wide_MV = logits_MV.float()
+    if temperature in (0.0, 1.0):
+        return wide_MV
+    return wide_MV / torch.full((wide_MV.shape[0], 1), temperature, dtype=torch.float32, device=wide_MV.device)
+
+
+def logprob_v1(logits_MV: torch.Tensor, token_M: torch.Tensor, temperature: float) -> torch.Tensor:
+    """The V1 runner's sampler: float32 log_softmax."""
+    return scaled(logits_MV, temperature).log_softmax(dim=-1, dtype=torch.float32).gather(1, token_M[:, None])[:, 0]
+
+
+def logprob_v2(logits_MV: torch.Tensor, token_M: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Model Runner V2's sampler."""
+    return token_logprob(scaled(logits_MV, temperature), token_M)
+
+
+def head(x_TK: torch.Tensor, weight_VK: torch.Tensor, bias_V: torch.Tensor | None) -> torch.Tensor:
+    """lm_head over the padded vocabulary, the padding cut off."""
+    size = weight_VK.shape[0]
+    missing = -size % VOCABULARY_MULTIPLE
+    if missing:
+        weight_VK = F.pad(weight_VK, (0, 0, 0, missing))
+        bias_V = None if bias_V is None else F.pad(bias_V, (0, missing))
+    out = linear(x_TK, weight_VK, bias_V)
+    return out[:, :size] if missing else out
+
+
+def check(facts: Facts) -> None:
+    """The contract of the whole set."""
+    if facts.dtype != torch.bfloat16:
+        raise PatchError(f"dtype {facts.dtype}", "is not one of vLLM's CUDA operators here", "use bfloat16")
+    if facts.head_dim % 8 or facts.head_dim > 256:
+        raise PatchError(f"head size {facts.head_dim}", "is not one of FlashAttention", "use a multiple of 8 up to 256")
+    if facts.experts:
+        raise PatchError(
+            "mixture of experts", "has no CUDA operators in this table", 'use the table "samebits", or a dense model'
+        )
+
+
+def table(facts: Facts) -> Table:
+    """Every role as an eager engine plays it; the logprob is Model Runner V2's unless VLLM_USE_V2_MODEL_RUNNER=0."""
+    mode = "batch invariant" if envs.VLLM_BATCH_INVARIANT else "eager"
+    second = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "0"
+    plain = stock.table(facts)
+    made = [
+        Operator("embedding", "vllm: torch embedding", plain["embedding"].run, check),
+        Operator("norm", f"vllm rms_norm, fused_add_rms_norm ({mode})", Norm.apply, check),
+        Operator("rotary", "vllm._custom_ops.rotary_embedding", Rotary.apply, check),
+        Operator("attention", f"vllm flash_attn_varlen_func ({mode})", Attention.apply, check),
+        Operator("linear", f"vllm linear ({mode})", linear, check),
+        Operator("head", f"vllm linear ({mode}), padded vocabulary", head, check),
+        Operator("activation", "torch.ops._C.silu_and_mul", Activation.apply, check),
+        Operator("router", "none", plain["router"].run, check),
+        Operator("experts", "none", plain["experts"].run, check),
+        Operator(
+            "logprob",
+            f"vllm sampler of {'Model Runner V2' if second else 'V1'}",
+            logprob_v2 if second else logprob_v1,
+            accept,
+        ),
+    ]
+    return {operator.role: operator for operator in made}
