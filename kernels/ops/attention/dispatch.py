@@ -14,6 +14,8 @@ PROGRAMS = 528
 """Decode programs that fill a GPU of 132 multiprocessors four times over."""
 MOST_SPLITS = 64
 BLOCK = 128
+PANEL = 64
+BOX_ROWS = 128
 
 
 def digest() -> str:
@@ -42,42 +44,45 @@ def run(
     group = heads // k_cache.shape[2]
     decode(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, min(max_query_len, ROWS // group), max_seq_len, scale, out)
     if max_query_len * group > ROWS:
-        prefill(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, out)
+        kernel = prefill_hopper if fits_hopper(q, k_cache, v_cache) else prefill
+        kernel(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, out)
     return out
 
 
 def decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, most_rows: int,
-    max_seq_len: int, scale: float, out: Tensor, splits: int | None = None, warps: int = 4, stages: int = 3, early: bool = False,
+    max_seq_len: int, scale: float, out: Tensor, splits: int | None = None, warps: int = 4, stages: int = 3, early: bool = True,
+    segment_tiles: int = SEGMENT_TILES,
 ) -> None:  # fmt: skip
     """The sequences whose rows (query tokens x group) fit one decode program."""
     heads, size = q.shape[1:]
     key_heads, batch = k_cache.shape[2], seq_lens.shape[0]
-    segments = triton.cdiv(max(max_seq_len, 1), SEGMENT)
+    segments = triton.cdiv(max(max_seq_len, 1), segment_tiles * TILE)
     splits = splits_for(batch, key_heads, segments) if splits is None else splits
+    early = early and splits > 1 and not _interpreted()
     partial = stat = out
     if splits > 1:
         partial = torch.empty((q.shape[0] * heads * segments, size), dtype=torch.float32, device=q.device)
         stat = torch.empty((q.shape[0] * heads * segments, 2), dtype=torch.float32, device=q.device)
-    extra = {"launch_pdl": True} if early else {}
     decode_kernel[(batch * key_heads * splits,)](
         q, k_cache, v_cache, out, partial, stat, block_table, cu_seqlens_q, seq_lens, exponent_scale(scale), block_table.stride(0),
         q.stride(0), *k_cache.stride()[:3], *v_cache.stride()[:3], segments, splits, G=key_heads, GROUP=heads // key_heads, D=size,
-        PAGE=k_cache.shape[1], FINAL=splits == 1, EARLY=early, R=ROWS, TILE=TILE, SEGMENT_TILES=SEGMENT_TILES, num_warps=warps,
-        num_stages=stages, **extra,
+        PAGE=k_cache.shape[1], FINAL=splits == 1, EARLY=early, R=ROWS, TILE=TILE, SEGMENT_TILES=segment_tiles, num_warps=warps,
+        num_stages=stages,
     )  # fmt: skip
     if splits > 1:
+        extra = {"launch_pdl": True} if early else {}
         merge_kernel[(heads * max(most_rows, 1), batch)](
-            partial, stat, out, cu_seqlens_q, seq_lens, segments, GROUP=heads // key_heads, D=size, H=heads, R=ROWS, SEGMENT=SEGMENT,
-            EARLY=early, num_warps=1, **extra,
+            partial, stat, out, cu_seqlens_q, seq_lens, segments, GROUP=heads // key_heads, D=size, H=heads, R=ROWS,
+            SEGMENT=segment_tiles * TILE, STEPS=8 if segments <= 8 else 32, EARLY=early, num_warps=1, **extra,
         )  # fmt: skip
 
 
 def prefill(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, scale: float, out: Tensor,
-    leave: int = ROWS, warps: int = 8, stages: int = 3,
+    leave: int = ROWS, warps: int = 8, stages: int = 2,
 ) -> None:  # fmt: skip
-    """The other sequences: tiles of BLOCK query tokens."""
+    """The other sequences, on any GPU: tiles of BLOCK query tokens."""
     tokens, heads, size = q.shape
     batch = seq_lens.shape[0]
     prefill_kernel[(heads, tokens // BLOCK + batch)](
@@ -85,3 +90,49 @@ def prefill(
         *k_cache.stride()[:3], *v_cache.stride()[:3], H=heads, GROUP=heads // k_cache.shape[2], D=size, PAGE=k_cache.shape[1], LEAVE=leave,
         BLOCK=BLOCK, TILE=TILE, SEGMENT_TILES=SEGMENT_TILES, num_warps=warps, num_stages=stages,
     )  # fmt: skip
+
+
+def fits_hopper(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether the Hopper kernel's TMA boxes describe these tensors."""
+    if not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9 or q.dtype == torch.float32 or k_cache.shape[1] < 16:
+        return False
+    return q.data_ptr() % 16 == 0 and q.stride(0) % 8 == 0 and all(_boxes(cache) for cache in (k_cache, v_cache))
+
+
+def _boxes(cache: Tensor) -> bool:
+    page, slot, head, _ = cache.stride()
+    return cache.data_ptr() % 16 == 0 and head == cache.shape[3] and slot % 8 == 0 and page % slot == 0
+
+
+def prefill_hopper(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, scale: float, out: Tensor,
+    leave: int = ROWS, cu_seqlens_k: Tensor | None = None, segment_tiles: int = SEGMENT_TILES,
+) -> None:  # fmt: skip
+    """As `prefill`, in Gluon. cu_seqlens_k: the caches are one page that holds the keys of all sequences side by side."""
+    from samebits.kernels.ops.attention.gluon import prefill_hopper_kernel
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    tokens, heads, size = q.shape
+    batch = seq_lens.shape[0]
+    box = BOX_ROWS if cu_seqlens_k is not None else min(k_cache.shape[1], BOX_ROWS)
+    element = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
+
+    def descriptor(tensor: Tensor, shape: list[int], row: int, block: list[int]) -> TensorDescriptor:
+        return TensorDescriptor(tensor, shape, [row, 1], block, gl.NVMMASharedLayout.get_default_for(block, element))
+
+    def rows_of(cache: Tensor) -> TensorDescriptor:
+        pages, slots, key_heads, _ = cache.shape
+        rows = (pages - 1) * (cache.stride(0) // cache.stride(1)) + slots
+        return descriptor(cache, [rows, key_heads * size], cache.stride(1), [box, PANEL])
+
+    prefill_hopper_kernel[(heads, tokens // BLOCK + batch)](
+        descriptor(q, [tokens, heads * size], q.stride(0), [BLOCK // 2, size]), rows_of(k_cache), rows_of(v_cache), out, block_table,
+        cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, seq_lens, exponent_scale(scale), batch, block_table.stride(0),
+        k_cache.stride(0) // k_cache.stride(1), v_cache.stride(0) // v_cache.stride(1), heads, heads // k_cache.shape[2],
+        leave, D=size, PAGE=k_cache.shape[1] if cu_seqlens_k is None else 0, BOX=box, SEGMENT_TILES=segment_tiles, num_warps=4,
+    )  # fmt: skip
+
+
+def _interpreted() -> bool:
+    return not isinstance(decode_kernel, triton.runtime.JITFunction)

@@ -43,10 +43,9 @@ def fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_RD):
 
 
 @triton.jit
-def page_rows(table_ptr, b, table_stride, n_N, kv_len, page_stride, slot_stride, PAGE: tl.constexpr):
-    """Element offsets of the keys n_N in a paged cache."""
-    page_N = tl.load(table_ptr + b.to(tl.int64) * table_stride + n_N // PAGE, mask=n_N < kv_len, other=0)
-    return page_N.to(tl.int64) * page_stride + (n_N % PAGE) * slot_stride
+def pages_of(table_ptr, b, table_stride, n_N, kv_len, PAGE: tl.constexpr):
+    """The pages of the keys n_N."""
+    return tl.load(table_ptr + b.to(tl.int64) * table_stride + n_N // PAGE, mask=n_N < kv_len, other=0).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["splits", "segments_most"])
@@ -61,7 +60,6 @@ def decode_kernel(
     g = (tl.program_id(0) // splits) % G
     b = tl.program_id(0) // (splits * G)
     if EARLY:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     start = tl.load(cu_ptr + b)
     q_len = tl.load(cu_ptr + b + 1) - start
@@ -83,9 +81,10 @@ def decode_kernel(
     total_m_R, total_l_R, total_RD = m_R, l_R, acc_RD
     for tile in range(first, last):
         n_N = tile * TILE + tl.arange(0, TILE)
-        k_at = page_rows(table_ptr, b, table_stride, n_N, kv_len, k_page_stride, k_slot_stride, PAGE)
+        page_N = pages_of(table_ptr, b, table_stride, n_N, kv_len, PAGE)
+        k_at = page_N * k_page_stride + (n_N % PAGE) * k_slot_stride
         k_ND = tl.load(k_ptr + g * k_head_stride + k_at[:, None] + d[None, :], mask=(n_N < kv_len)[:, None], other=0.0)
-        v_at = page_rows(table_ptr, b, table_stride, n_N, kv_len, v_page_stride, v_slot_stride, PAGE)
+        v_at = page_N * v_page_stride + (n_N % PAGE) * v_slot_stride
         v_ND = tl.load(v_ptr + g * v_head_stride + v_at[:, None] + d[None, :], mask=(n_N < kv_len)[:, None], other=0.0)
         m_R, l_R, acc_RD = attend_tile(q_RD, k_ND, v_ND, n_N[None, :] <= pos_R[:, None], c, m_R, l_R, acc_RD)
         if (tile % SEGMENT_TILES == SEGMENT_TILES - 1) | (tile == last - 1):
@@ -105,7 +104,7 @@ def decode_kernel(
 @triton.jit(do_not_specialize=["segments_most"])
 def merge_kernel(
     part_ptr, stat_ptr, out_ptr, cu_ptr, len_ptr, segments_most, GROUP: tl.constexpr, D: tl.constexpr, H: tl.constexpr, R: tl.constexpr,
-    SEGMENT: tl.constexpr, EARLY: tl.constexpr,
+    SEGMENT: tl.constexpr, STEPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (query row of the decode kernel, head, sequence): the partials of its segments, ascending, by the same fold."""
     b = tl.program_id(1)
@@ -113,7 +112,6 @@ def merge_kernel(
     i = tl.program_id(0) // H
     if EARLY:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     start = tl.load(cu_ptr + b)
     q_len = tl.load(cu_ptr + b + 1) - start
     if (i >= q_len) | (q_len * GROUP > R):
@@ -122,8 +120,8 @@ def merge_kernel(
     row = (start + i).to(tl.int64) * H + h
     segments = (tl.load(len_ptr + b) - q_len + i) // SEGMENT + 1
     total_m, total_l, total_D = float("-inf"), 0.0, tl.zeros((D,), tl.float32)
-    for at in range(0, segments, 8):
-        for step in tl.static_range(8):
+    for at in range(0, segments, STEPS):
+        for step in tl.static_range(STEPS):
             inside = at + step < segments
             place = row * segments_most + at + step
             m = tl.load(stat_ptr + place * 2, mask=inside, other=float("-inf"))
@@ -178,9 +176,10 @@ def prefill_kernel(
     tiles = tl.cdiv(tl.minimum(kv_len, kv_len - q_len + local + BLOCK), TILE)
     for tile in range(0, tiles):
         n_N = tile * TILE + tl.arange(0, TILE)
-        k_at = page_rows(table_ptr, b, table_stride, n_N, kv_len, k_page_stride, k_slot_stride, PAGE)
+        page_N = pages_of(table_ptr, b, table_stride, n_N, kv_len, PAGE)
+        k_at = page_N * k_page_stride + (n_N % PAGE) * k_slot_stride
         k_ND = tl.load(k_ptr + (h // GROUP) * k_head_stride + k_at[:, None] + d[None, :], mask=(n_N < kv_len)[:, None], other=0.0)
-        v_at = page_rows(table_ptr, b, table_stride, n_N, kv_len, v_page_stride, v_slot_stride, PAGE)
+        v_at = page_N * v_page_stride + (n_N % PAGE) * v_slot_stride
         v_ND = tl.load(v_ptr + (h // GROUP) * v_head_stride + v_at[:, None] + d[None, :], mask=(n_N < kv_len)[:, None], other=0.0)
         m_R, l_R, acc_RD = attend_tile(q_RD, k_ND, v_ND, n_N[None, :] <= pos_R[:, None], c, m_R, l_R, acc_RD)
         if tile % SEGMENT_TILES == SEGMENT_TILES - 1:
