@@ -64,7 +64,7 @@ class PythonSide(TorchSide):
             UserError: the name is not module:function, it cannot be imported, it rejects its arguments, or what it returns
                 misses a part of the protocol.
         """
-        factory = _factory(command.config.side)
+        factory = find_factory(command.config.side)
         config = command.config
         options = dict(config.engine if isinstance(config, Rollout) else config.options)
         given = {"model": command.model, "dtype": getattr(torch, config.dtype), "device": torch.device(command.device)} | options
@@ -141,7 +141,12 @@ class PythonSide(TorchSide):
         return [f"weights of version {version} loaded"]
 
 
-def _factory(side: str) -> Callable[..., Any]:
+def find_factory(side: str) -> Callable[..., Any]:
+    """The function that a side of the form python:package.module:function names.
+
+    Raises:
+        UserError: another form, a module that cannot be imported, no such function.
+    """
     name, _, function = side.removeprefix("python:").partition(":")
     if not name or not function:
         raise UserError(f"side {side!r}", "not of the form python:package.module:function", f"name the factory; {DOC}")

