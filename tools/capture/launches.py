@@ -78,7 +78,7 @@ class Launches:
         recorder, mode = self.recorder, self.mode
         name = f"triton.{kernel.fn.__name__}"
         module, call, index = mode.next_index(name)
-        record = recorder.records_operators(module)
+        record = recorder.records
         bound = dict(zip(kernel.arg_names, args, strict=False)) | {k: v for k, v in kwargs.items() if k in kernel.arg_names}
 
         def site(port: str) -> Site:

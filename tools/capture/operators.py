@@ -125,7 +125,7 @@ class OperatorMode(TorchDispatchMode):
         def site(port: str) -> Site:
             return Site(module=module, call=call, op=kind.name, index=index, port=port)
 
-        record = recorder.records_operators(module)
+        record = recorder.records
         with recorder.quiet():
             args, kwargs = self._inputs(kind, site, args, kwargs, record)
             again = recorder.replays.prepare_operator(recorder, kind, args, kwargs) if record else None

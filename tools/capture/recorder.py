@@ -67,8 +67,10 @@ class Frame:
     path: str
     call: int
     module: torch.nn.Module
-    active: bool
+    recorded: bool
     """Operators inside are recorded."""
+    active: bool
+    """Operators inside are seen: recorded, or perhaps edited."""
     again: Any = None
     """Copies of the arguments, for the replay."""
 
@@ -168,7 +170,7 @@ class Recorder:
         if self._mode is not None:
             self._mode.launches.install()
         for path, module in self.root.named_modules():
-            if path == "" or self._operators or self._wanted(path) or path in self.edits.modules:
+            if path == "" or self._operators or self._tapped(path) or path in self.edits.modules:
                 self._handles.append(module.register_forward_pre_hook(self._before(path), with_kwargs=True, prepend=True))
                 self._handles.append(module.register_forward_hook(self._after(path), with_kwargs=True, always_call=True))
         return self
@@ -222,22 +224,15 @@ class Recorder:
 
     # --- what is wanted
 
-    def _wanted(self, path: str) -> bool:
-        """Tapped as a module."""
-        if self.plan is None:
-            return False
-        return self.plan.modules is None or path in self.plan.modules or self.records_operators(path)
+    def _tapped(self, path: str) -> bool:
+        """Tapped as a module by the plan."""
+        return self.plan is not None and (self.plan.modules is None or path in self.plan.modules)
 
-    def records_operators(self, path: str) -> bool:
-        """Operators of this module are recorded, not only edited."""
-        if self.plan is None or self.plan.level != "operator":
-            return False
-        modules = self.plan.modules
-        return modules is None or any(chosen in ("", path) or path.startswith(chosen + ".") for chosen in modules)
-
-    def _inside(self, path: str) -> bool:
-        """Operators of this module are recorded or may be edited."""
-        return self.records_operators(path) or (self.edits.operators and path in self.edits.modules)
+    def _opened(self, path: str, call: int, module: torch.nn.Module) -> Frame:
+        """The frame of a module call. What runs inside a chosen module is recorded, also a shared module named elsewhere."""
+        recorded = self.plan is not None and self.plan.level == "operator"
+        recorded &= self._tapped(path) or (bool(self._frames) and self._frames[-1].recorded)
+        return Frame(path, call, module, recorded, recorded or (self.edits.operators and path in self.edits.modules))
 
     # --- module hooks
 
@@ -251,7 +246,7 @@ class Recorder:
             self._called.add(path)
             call = self.pass_.calls.get(path, 0)
             self.pass_.calls[path] = call + 1
-            frame = Frame(path, call, module, self._operators and self._inside(path))
+            frame = self._opened(path, call, module)
             with self.quiet():
                 changed = self._inputs(frame, args, kwargs)
             self._frames.append(frame)
@@ -265,7 +260,7 @@ class Recorder:
 
     def _inputs(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Take and edit the inputs; the new (args, kwargs) when something changed."""
-        wanted = self._wanted(frame.path)
+        wanted = frame.recorded or self._tapped(frame.path)
         if not wanted and frame.path not in self.edits.modules:
             return None
         names = iter([f"in{i}" for i, _ in enumerate(leaves(args))] + [f"in.{name}" for name, _ in leaves(kwargs)])
@@ -297,7 +292,7 @@ class Recorder:
         return hook
 
     def _outputs(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        wanted = self._wanted(frame.path)
+        wanted = frame.recorded or self._tapped(frame.path)
         if not wanted and frame.path not in self.edits.modules:
             return None
         if frame.again is not None:
@@ -326,6 +321,11 @@ class Recorder:
     def frame(self) -> Frame | None:
         """The deepest module call that is running."""
         return self._frames[-1] if self._frames else None
+
+    @property
+    def records(self) -> bool:
+        """Operators that run now are recorded."""
+        return bool(self._frames) and self._frames[-1].recorded
 
     # --- one tensor
 
