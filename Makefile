@@ -8,6 +8,8 @@ VENV ?= $(if $(GPU),.venv-gpu,.venv)
 RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest
 ARGS ?=
+# Packages are compiled when first imported (see scripts/bootstrap.py): keep the result.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all check lint types contracts links dist clean

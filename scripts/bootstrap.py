@@ -18,6 +18,7 @@ import argparse
 import errno
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -39,8 +40,9 @@ FREE_BYTES_GPU = 2**30
 CUDA_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 STAMP = "samebits-bootstrap.json"
 BEAT_SECONDS = 10.0
-# The three companions stay out on purpose, so pip's warning that they are missing would only frighten.
-QUIET = ("--progress-bar", "off", "--no-warn-conflicts")
+# The three companions stay out on purpose, so pip's warning that they are missing would only frighten. Compiling all of
+# 22,000 files would take longer than the rest: Python compiles the few that are imported.
+QUIET = ("--progress-bar", "off", "--no-warn-conflicts", "--no-compile")
 
 OFFLINE = "offline"
 DISK_FULL = "disk full"
@@ -65,7 +67,7 @@ print("transformers", transformers.__version__)
 print("vllm", vllm.__version__, "on", current_platform.device_type)
 want = {device!r}
 if current_platform.device_type != want:
-    raise SystemExit(f"vllm chose the platform {{current_platform.device_type!r}}, not {{want!r}}")
+    raise SystemExit(f"vllm chose the platform {{current_platform.device_type or 'none'}}, not {{want}}")
 if want == "cuda" and not torch.cuda.is_available():
     raise SystemExit("torch sees no CUDA device")
 """
@@ -118,7 +120,6 @@ class Progress:
         self.say(f"[{self.step_number}/{self.steps}] {text}")
 
     def beat(self, text: str) -> None:
-        text = re.sub(r" \((from|line) .*", "", text.strip())
         line = f"      {time.monotonic() - self.step_began:4.0f} s  {text}"
         if self.live:
             sys.stdout.write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
@@ -131,6 +132,15 @@ class Progress:
         sys.stdout.flush()
 
 
+def telling(lines: list[str]) -> str:
+    """What pip is at, from the last of its lines that says so."""
+    for line in reversed(lines):
+        found = re.match(r"\s*(Collecting|Downloading|Processing|Building|Installing|Successfully)\b[^,(]*", line)
+        if found:
+            return found.group(0).strip() + (f" and {line.count(',')} more" if "," in line and "(" not in line else "")
+    return "starting pip"
+
+
 class Pip:
     """Runs pip of one environment; all it says goes to a log file, its main lines to the progress display."""
 
@@ -141,7 +151,7 @@ class Pip:
 
     def __call__(self, *arguments: str) -> PipRun:
         command = [str(self.python), "-m", "pip", *arguments, "--no-input", "--disable-pip-version-check"]
-        lines = ["starting pip"]
+        lines: list[str] = []
         ended = threading.Event()
         ticker = threading.Thread(target=self._tick, args=(lines, ended), daemon=True)
         with self.log.open("a") as log:
@@ -158,11 +168,11 @@ class Pip:
                 finally:
                     ended.set()
                     ticker.join()
-        return PipRun(process.returncode, "".join(lines[1:]))
+        return PipRun(process.returncode, "".join(lines))
 
     def _tick(self, lines: list[str], ended: threading.Event) -> None:
         while not ended.wait(0.3 if self.progress.live else BEAT_SECONDS):
-            self.progress.beat(lines[-1])
+            self.progress.beat(telling(lines))
 
     def required(self, *arguments: str, what: str) -> None:
         """Runs pip and raises `SetupError` with the reason if it fails."""
@@ -282,9 +292,9 @@ def make_venv(venv: Path) -> Path:
     if run.returncode == 0:
         return python
     said = run.stdout + run.stderr
-    if PipRun(1, said).failure == DISK_FULL:
+    if shutil.disk_usage(venv.parent).free < 2**26:
         raise SetupError(f"the disk is full: {venv} could not be made", "free space, then run the same command")
-    if "ensurepip" in said:
+    if importlib.util.find_spec("ensurepip") is None or "ensurepip is not available" in said:
         raise SetupError(
             "this Python has no ensurepip", "install your system's python3-venv package, or set PYTHON=another"
         )
@@ -309,7 +319,7 @@ def ask(python: Path, code: str) -> str:
     run = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     if run.returncode != 0:
         reason = (run.stderr.strip() or run.stdout.strip() or f"code {run.returncode}").splitlines()[-1]
-        raise SetupError(f"the finished environment does not work: {reason}", f"{python} -c 'import vllm' shows all")
+        raise SetupError(f"the environment does not work: {reason}", f"{python} -c 'import torch, vllm' shows more")
     return run.stdout
 
 
@@ -439,5 +449,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what the check at the end compiles is to be kept
     sys.exit(main())

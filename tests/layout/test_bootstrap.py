@@ -87,6 +87,19 @@ def test_torch_that_cannot_be_had_is_one_clear_error(
     assert error.value.next_step
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], "starting pip"),
+        (["Collecting numpy>=2 (from -r list.txt (line 3))\n", "WARNING: something\n"], "Collecting numpy>=2"),
+        (["  Downloading torch-2.13.0.whl (190 MB)\n"], "Downloading torch-2.13.0.whl"),
+        (["Installing collected packages: one, two, three\n"], "Installing collected packages: one and 2 more"),
+    ],
+)
+def test_progress_shows_what_pip_is_at(bootstrap: ModuleType, lines: list[str], said: str) -> None:
+    assert bootstrap.telling(lines) == said
+
+
 def test_the_engines_requirements_lose_torch_and_its_companions_only(bootstrap: ModuleType) -> None:
     declared = [
         "regex",
