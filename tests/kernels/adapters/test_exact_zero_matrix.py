@@ -11,7 +11,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from samebits.kernels.adapters.transformers.engine import Patched, patch
-from samebits.kernels.adapters.transformers.roles import FAMILIES, Family, Role
+from samebits.kernels.adapters.transformers.roles import Family, body, gated_mlp
 from samebits.tools.schema.experiment import Workload
 from samebits.tools.sides.transformers.tiny import write_tiny
 
@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 WORKLOAD = Workload(prompts=32, prompt_tokens=(3, 200), new_tokens=32)
 TOKENS = 32 * 32
 STEPS = 5
+QWEN2 = Family("Qwen2ForCausalLM", body("Qwen2") + gated_mlp("Qwen2"))
 DENSE = ("norm", "rotary", "attention", "logprob")
 MODELS = {
     "qwen3-bf16": ("qwen3", "bfloat16", DENSE),
@@ -95,14 +96,6 @@ def unrepaired(live: Any, patched: Patched, packed: Any, family: str, count_diff
     assert any("reload defect" in line for line in lines) is broken
 
 
-def qwen2(name: str) -> Family:
-    llama = next(family for family in FAMILIES if family.stands == "LlamaForCausalLM")
-    return Family(
-        name,
-        tuple(Role(role.kind, role.path, role.stands.replace("Llama", "Qwen2"), role.merged) for role in llama.roles),
-    )
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_family_with_biases_added_by_its_role_list_is_exact(
     start: Callable[..., Any], tmp_path: Path, dtype: str
@@ -125,7 +118,7 @@ def test_a_family_with_biases_added_by_its_role_list_is_exact(
             if name.endswith("bias"):
                 parameter.normal_(std=0.5)
     model.to(getattr(torch, dtype)).save_pretrained(tmp_path / "qwen2")
-    live = start(tmp_path / "qwen2", dtype, families=(qwen2("Qwen2ForCausalLM"),))
+    live = start(tmp_path / "qwen2", dtype, families=(QWEN2,))
     data = live.rollout(WORKLOAD)
     assert live.differing(data, live.load(), "vllm") == 0
     assert live.differing(data, live.load(), "stock") > TOKENS // 4

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.operators import Operator
 from samebits.kernels.adapters.transformers.engine import patch
-from samebits.kernels.adapters.transformers.roles import FAMILIES, Family
+from samebits.kernels.adapters.transformers.roles import Family, body, gated_mlp
 from samebits.tools.sides.transformers.tiny import write_tiny
 
 FAMILY_NAMES = ["qwen3", "qwen3_tied", "llama", "qwen3_moe"]
@@ -235,10 +235,7 @@ def test_a_family_is_added_by_its_role_list_alone() -> None:
     with pytest.raises(PatchError, match="no role list"):
         patch(model, "stock")
     before = model(input_ids=IDS).logits
-    llama = next(family for family in FAMILIES if family.stands == "LlamaForCausalLM")
-    roles = tuple(
-        type(role)(role.kind, role.path, role.stands.replace("Llama", "Qwen2"), role.merged) for role in llama.roles
-    )
-    patched = patch(model, "stock", families=(Family("Qwen2ForCausalLM", roles),))
+    qwen2 = Family("Qwen2ForCausalLM", body("Qwen2") + gated_mlp("Qwen2"))
+    patched = patch(model, "stock", families=(qwen2,))
     assert same(model(input_ids=IDS).logits, before)
     assert patched.read_back()["attention"][1] == 2
