@@ -26,8 +26,11 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
         )),
         Setting("offset", "formula", (
             Option("none", "the weight is used as stored"),
-            Option("one", "1 + weight, the sum in float32"),
-            Option("one_rounded", "1 + weight, the sum rounded to the weight dtype"),
+            Option("one", "1 + weight"),
+        )),
+        Setting("offset_sum", "cast", (
+            Option("f32", "1 + weight in float32"),
+            Option("rounded", "1 + weight rounded to the weight dtype"),
         )),
         Setting("eps", "formula", tuple(
             [Option("own", f"eps {own:g}")] + [Option(repr(eps), f"eps {eps:g}") for eps in EPS if eps != own]
@@ -66,9 +69,8 @@ def run(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
     root_T1 = torch.rsqrt(scaled_T1) if pick["root"] == "rsqrt" else 1 / torch.sqrt(scaled_T1)
     y_TH = s_TH * root_T1
     if pick["offset"] == "one":
-        weight_H = 1 + weight_H.float()
-    elif pick["offset"] == "one_rounded":
-        weight_H = (1 + weight_H.float()).to(weight_H.dtype)
+        dtype_sum = weight_H.dtype if pick["offset_sum"] == "rounded" else torch.float32
+        weight_H = (1 + weight_H.float()).to(dtype_sum)
     if pick["weight"] == "before":
         return (y_TH.float() * weight_H.float()).to(dtype)
     return (y_TH.to(dtype).float() * weight_H.float()).to(dtype)

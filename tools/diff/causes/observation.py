@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import torch
+from samebits.tools.diff.bits import equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import torch
+
     from samebits.tools.schema.artifacts.divergence import Cause
 
 Scalar = int | float | bool | str
-Rerun = "Callable[[Mapping[str, torch.Tensor]], torch.Tensor]"
 
 
 @dataclass(slots=True, frozen=True)
@@ -105,6 +106,4 @@ class Named:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """All elements have equal bytes, and the dtypes and shapes are equal."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) if a.numel() else True
+    return a.dtype == b.dtype and a.shape == b.shape and equal(a, b)

@@ -51,8 +51,8 @@ def output_dtype(seen: Observation) -> Cause:
 
 def keys(x: torch.Tensor) -> list[bytes]:
     """Each row's bytes."""
-    flat = x.reshape(x.shape[0], -1).contiguous().view(torch.uint8)
-    return [row.numpy().tobytes() for row in flat.cpu()]
+    flat = x.cpu().contiguous().reshape(-1).view(torch.uint8).view(x.shape[0], -1)
+    return [row.numpy().tobytes() for row in flat]
 
 
 def moved_rows(seen: Observation) -> str:
