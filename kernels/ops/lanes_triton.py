@@ -1,4 +1,4 @@
-"""The lane sum of lanes.py in Triton."""
+"""The folds of lanes.py in Triton."""
 
 from __future__ import annotations
 
@@ -17,22 +17,18 @@ def halve(x, A: tl.constexpr, B: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def fold_lanes(x, R: tl.constexpr, LANES: tl.constexpr):
-    """Warps of 32 by halves, then the warps by halves: [R, LANES] -> [R]; the order is in the text."""
-    WARP: tl.constexpr = 32 if LANES > 32 else LANES
-    warps = halve(tl.reshape(x, (R, LANES // WARP, WARP)), R, LANES // WARP, WARP)
-    return tl.reshape(halve(tl.reshape(warps, (R, 1, LANES // WARP)), R, 1, LANES // WARP), (R,))
+def lane_sum(partial, R: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr):
+    """Steps 2 to 4 of the lane sum: [R, LANES * UNIT] -> [R].
+
+    Each lane must be one thread: 16-byte loads, LANES threads per row. Then Triton's reduction is the butterfly of the contract (over a warp,
+    then over warps), which the gate checks on the machine at hand.
+    """
+    return tl.sum(halve(tl.reshape(partial, (R, LANES, UNIT)), R, LANES, UNIT), axis=1)
 
 
 @triton.jit
-def lane_sum(partial, R: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, IN_WARP: tl.constexpr):
-    """Steps 2 to 4 of the lane sum: [R, LANES * UNIT] -> [R].
-
-    IN_WARP: each lane is one thread (16-byte loads, LANES threads per row), so that Triton's reduction is the same butterfly; else
-    the order is written out, which is slower and holds for any layout. The gate compares both.
-    """
-    lanes = halve(tl.reshape(partial, (R, LANES, UNIT)), R, LANES, UNIT)
-    if IN_WARP:
-        return tl.sum(lanes, axis=1)
-    else:
-        return fold_lanes(lanes, R, LANES)
+def fold_lanes(x, LANES: tl.constexpr):
+    """Steps 3 and 4 with the order written out: [LANES] -> scalar, for any layout. Meant for a few dozen lanes and one warp."""
+    WARP: tl.constexpr = 32 if LANES > 32 else LANES
+    warps = halve(tl.reshape(x, (1, LANES // WARP, WARP)), 1, LANES // WARP, WARP)
+    return tl.sum(halve(tl.reshape(warps, (1, 1, LANES // WARP)), 1, 1, LANES // WARP))

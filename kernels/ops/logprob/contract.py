@@ -1,4 +1,4 @@
-"""The bits of logprob: on CPU plain PyTorch, on CUDA the plainest Triton kernel (contract_triton.py).
+"""The bits of logprob, in plain PyTorch on every device.
 
 M: rows, V: vocabulary, C: chunks.
 """
@@ -6,6 +6,7 @@ M: rows, V: vocabulary, C: chunks.
 from __future__ import annotations
 
 import torch
+from samebits.kernels.ops.device_exp import device_exp
 from samebits.kernels.ops.lanes import fold_lanes, halve, next_power_of_two, unit_of
 
 CHUNK = 4096
@@ -16,21 +17,17 @@ def contract_with_state(
     logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logprob, top, total), each float32 [M]; see README.md."""
-    if logits.is_cuda:
-        from samebits.kernels.ops.logprob.contract_triton import contract_cuda
-
-        return contract_cuda(logits, targets, temperature)
     z_MV = logits.float() if temperature is None else logits.float() / temperature[:, None]
     rows, vocabulary = z_MV.shape
     unit = unit_of(logits.dtype)
     pad = -vocabulary % CHUNK
     z = torch.nn.functional.pad(z_MV, (0, pad), value=-torch.inf).view(rows, -1, CHUNK)
     m_MC = z.max(-1).values
-    e = torch.exp(z - torch.where(m_MC == -torch.inf, 0.0, m_MC)[..., None])
+    e = device_exp(z - torch.where(m_MC == -torch.inf, 0.0, m_MC)[..., None])
     passes = halve(e.view(rows, -1, CHUNK // (LANES * unit), LANES * unit).transpose(-1, -2))
     s_MC = fold_lanes(halve(passes.view(rows, -1, LANES, unit)))
     top_M = m_MC.max(-1).values
-    t_MC = s_MC * torch.exp(m_MC - top_M[:, None])
+    t_MC = s_MC * device_exp(m_MC - top_M[:, None])
     chunks = t_MC.shape[1]
     total_M = fold_lanes(torch.nn.functional.pad(t_MC, (0, next_power_of_two(chunks) - chunks)))
     z_M = z_MV.gather(-1, targets.long()[:, None])[:, 0]

@@ -5,15 +5,39 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from samebits.kernels.ops.lanes import unit_of
+from samebits.kernels.ops.lanes import aligned, next_power_of_two, unit_of
+from samebits.kernels.ops.lanes_triton import fold_lanes, halve, lane_sum
 from samebits.kernels.ops.logprob.contract import CHUNK, LANES
-from samebits.kernels.ops.logprob.contract_triton import chunk_state, merge
+
+
+@triton.jit
+def chunk_state(z, PASSES: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr):
+    """(m, s) of one chunk: z float32 [PASSES * LANES * UNIT]."""
+    m = tl.max(z)
+    e = tl.exp(z - tl.where(m == float("-inf"), 0.0, m))
+    passes = tl.permute(tl.reshape(e, (PASSES, LANES * UNIT)), (1, 0))
+    folded = halve(tl.reshape(passes, (1, LANES * UNIT, PASSES)), 1, LANES * UNIT, PASSES)
+    return m, tl.sum(lane_sum(folded, 1, LANES, UNIT))
+
+
+@triton.jit
+def finish(z_target, top, total):
+    """The result of one row from its merged state."""
+    result = (z_target.to(tl.float64) - top.to(tl.float64) - tl.log(total.to(tl.float64))).to(tl.float32)
+    return tl.where(result == result, result, float("nan"))
+
+
+@triton.jit
+def merged(m, s, CHUNKS: tl.constexpr):
+    """(top, total) of one row from its chunks [CHUNKS], padded with m = -inf, s = 0."""
+    top = tl.max(m)
+    return top, fold_lanes(s * tl.exp(m - top), CHUNKS)
 
 
 @triton.jit
 def chunk_kernel(
     logits_ptr, temperature_ptr, m_ptr, s_ptr, vocabulary, stride, used, PASSES: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr,
-    HOT: tl.constexpr, IN_WARP: tl.constexpr,
+    HOT: tl.constexpr,
 ):  # fmt: skip
     CHUNK: tl.constexpr = PASSES * LANES * UNIT
     row = tl.program_id(0)
@@ -22,24 +46,57 @@ def chunk_kernel(
     z = tl.load(logits_ptr + row.to(tl.int64) * stride + i, mask=i < vocabulary, other=float("-inf")).to(tl.float32)
     if HOT:
         z = tl.div_rn(z, tl.load(temperature_ptr + row))
-    m, s = chunk_state(z, PASSES, LANES, UNIT, IN_WARP)
+    m, s = chunk_state(z, PASSES, LANES, UNIT)
     tl.store(m_ptr + row * used + chunk, m)
     tl.store(s_ptr + row * used + chunk, s)
+
+
+@triton.jit
+def merge_kernel(
+    logits_ptr, targets_ptr, temperature_ptr, result_ptr, top_ptr, total_ptr, m_ptr, s_ptr, vocabulary, stride, used, CHUNKS: tl.constexpr,
+    HOT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    c = tl.arange(0, CHUNKS)
+    m = tl.load(m_ptr + row * used + c, mask=c < used, other=float("-inf"))
+    top, total = merged(m, tl.load(s_ptr + row * used + c, mask=c < used, other=0.0), CHUNKS)
+    target = tl.load(targets_ptr + row).to(tl.int64)
+    known = (target >= 0) & (target < vocabulary)
+    z = tl.load(logits_ptr + row.to(tl.int64) * stride + target, mask=known, other=float("nan")).to(tl.float32)
+    if HOT:
+        z = tl.div_rn(z, tl.load(temperature_ptr + row))
+    tl.store(result_ptr + row, finish(z, top, total))
+    tl.store(top_ptr + row, top)
+    tl.store(total_ptr + row, total)
+
+
+def merge(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None, m: torch.Tensor, s: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logprob, top, total) from the chunks m, s [M, C]."""
+    rows, used = m.shape
+    result, top, total = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
+    if rows:
+        merge_kernel[(rows,)](
+            logits, targets, temperature, result, top, total, m, s, logits.shape[1], logits.stride(0), used, CHUNKS=next_power_of_two(used),
+            HOT=temperature is not None, num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+    return result, top, total
 
 
 def run_with_state(
     logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(logprob, top, total), each float32 [M]. Misaligned rows take the written-out folds: slower, the same bits."""
+    """(logprob, top, total), each float32 [M]. Rows that are misaligned or no multiple of 16 wide are copied first: slower, the same bits."""
     rows, vocabulary = logits.shape
     unit = unit_of(logits.dtype)
     used = -(-vocabulary // CHUNK)
     m, s = torch.empty((2, rows, used), dtype=torch.float32, device=logits.device)
-    aligned = logits.data_ptr() % 16 == 0 and logits.stride(0) % 16 == 0 and vocabulary % 16 == 0
+    source = aligned(logits)
     if rows:
         chunk_kernel[(rows, used)](
-            logits, temperature, m, s, vocabulary, logits.stride(0), used, PASSES=CHUNK // (LANES * unit), LANES=LANES, UNIT=unit,
-            HOT=temperature is not None, IN_WARP=aligned, num_warps=LANES // 32, enable_fp_fusion=False,
+            source, temperature, m, s, vocabulary, source.stride(0), used, PASSES=CHUNK // (LANES * unit), LANES=LANES, UNIT=unit,
+            HOT=temperature is not None, num_warps=LANES // 32, enable_fp_fusion=False,
         )  # fmt: skip
     return merge(logits, targets, temperature, m, s)
 

@@ -1,4 +1,4 @@
-"""The bits of rms_norm: on CPU plain PyTorch, on CUDA the plainest Triton kernel (contract_triton.py)."""
+"""The bits of rms_norm, in plain PyTorch on every device."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ def contract(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """See README.md. x, residual [..., D], weight [D], one dtype."""
-    if x.is_cuda:
-        from samebits.kernels.ops.rms_norm.contract_triton import contract_cuda
-
-        return contract_cuda(x, weight, eps, residual)
     width = x.shape[-1]
     s = x.float() if residual is None else x.float() + residual.float()
     total = lane_sum(s * s, *layout(width, x.dtype))
-    r = 1.0 / sqrt(total / width + eps)
+    r = 1.0 / sqrt(total / total.new_full((), width) + eps)  # a tensor: PyTorch on CUDA divides by a number through its inverse
     y = s * r[..., None]
     y = y if weight is None else y * weight.float()
     y = torch.where(torch.isnan(y), torch.nan, y).to(x.dtype)

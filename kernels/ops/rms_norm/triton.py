@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from samebits.kernels.ops.lanes import WARP, aligned
 from samebits.kernels.ops.lanes_triton import lane_sum
 from samebits.kernels.ops.rms_norm.contract import layout
 
@@ -29,7 +30,6 @@ def load_sum(x_ptr, residual_ptr, x_at, residual_at, inside, ADD: tl.constexpr):
 def rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, y_ptr, s_ptr, rows, heads, x_stride, x_head_stride, residual_stride, residual_head_stride, eps,
     D: tl.constexpr, R: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, PASSES: tl.constexpr, ADD: tl.constexpr, SCALE: tl.constexpr,
-    IN_WARP: tl.constexpr,
 ):  # fmt: skip
     STEP: tl.constexpr = LANES * UNIT
     row = (tl.program_id(0) * R + tl.arange(0, R))[:, None].to(tl.int64)
@@ -43,7 +43,7 @@ def rms_norm_kernel(
         inside = (row < rows) & (at < D)
         s = load_sum(x_ptr, residual_ptr, x_row + at, residual_row + at, inside, ADD)
         partial += s * s
-    total = lane_sum(partial, R, LANES, UNIT, IN_WARP)
+    total = lane_sum(partial, R, LANES, UNIT)
     r = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, D * 1.0) + eps))[:, None]
     for p in tl.static_range(PASSES):
         at = p * STEP + col
@@ -59,40 +59,37 @@ def rms_norm_kernel(
         tl.store(y_ptr + row * D + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
-    """(x, heads, stride of a token, stride of a head): rows of [..., D] or of a strided [T, H, D] without a copy."""
-    if x.dim() == 3 and x.stride(0) != x.shape[1] * x.stride(1):
-        return x, x.shape[1], x.stride(0), x.stride(1)
-    flat = x.reshape(-1, x.shape[-1])
-    return flat, 1, flat.stride(0), 0
+def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """(x, stride of a token, stride of a head) of [T, H, D]."""
+    x = aligned(x)
+    return x, x.stride(0), x.stride(1)
+
+
+def as_heads(x: torch.Tensor) -> torch.Tensor:
+    """[..., D] as [T, H, D] without a copy where its strides allow: a strided [T, H, D] stays, all else has one head."""
+    return x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
 
 
 def run(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """See README.md. The last dim is contiguous; misaligned or odd rows take the written-out order: slower, the same bits."""
+    """See README.md. The last dim is contiguous; rows that are misaligned or no multiple of 16 wide are copied first: slower, the same bits."""
     width = x.shape[-1]
     unit, lanes = layout(width, x.dtype)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     s = None if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows = y.numel() // width
-    source, heads, stride, head_stride = split_rows(x)
-    added, added_stride, added_head_stride = residual, stride, head_stride
-    if residual is not None:
-        added, added_heads, added_stride, added_head_stride = split_rows(residual)
-        if added_heads != heads:
-            source, heads, stride, head_stride = x.reshape(-1, width), 1, width, 0
-            added, added_stride, added_head_stride = residual.reshape(-1, width), width, 0
-    per_block = max(1, 32 // lanes) * WARPS if lanes <= 32 else 1
-    tensors = [t for t in (source, added, weight, y) if t is not None]
-    aligned = all(t.data_ptr() % 16 == 0 for t in tensors)
-    aligned &= all(n % 16 == 0 for n in (width, stride, head_stride, added_stride, added_head_stride))
-    if rows:
-        rms_norm_kernel[(triton.cdiv(rows, per_block),)](
-            source, added, weight, y, s, rows, heads, stride, head_stride, added_stride, added_head_stride, eps,
-            D=width, R=per_block, LANES=lanes, UNIT=unit, PASSES=-(-width // (lanes * unit)), ADD=residual is not None, SCALE=weight is not None,
-            IN_WARP=aligned, num_warps=WARPS if lanes <= 32 else lanes // 32, enable_fp_fusion=False,
-        )  # fmt: skip
+    if not rows:
+        return y if s is None else (y, s)
+    source, stride, head_stride = split_rows(as_heads(x))
+    added, added_stride, added_head_stride = (None, 0, 0) if residual is None else split_rows(as_heads(residual))
+    short = lanes <= WARP
+    per_block = WARP // lanes * WARPS if short else 1
+    rms_norm_kernel[(triton.cdiv(rows, per_block),)](
+        source, added, weight, y, s, rows, source.shape[1], stride, head_stride, added_stride, added_head_stride, eps, D=width, R=per_block,
+        LANES=lanes, UNIT=unit, PASSES=-(-width // (lanes * unit)), ADD=residual is not None, SCALE=weight is not None,
+        num_warps=WARPS if short else lanes // WARP, enable_fp_fusion=False,
+    )  # fmt: skip
     return y if s is None else (y, s)
 
 

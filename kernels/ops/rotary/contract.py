@@ -1,4 +1,4 @@
-"""The bits of rotary: on CPU plain PyTorch, on CUDA the plainest Triton kernel (contract_triton.py)."""
+"""The bits of rotary, in plain PyTorch on every device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 def contract(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See README.md. q [T, H, D], k [T, G, D], positions [T], cache [P, R]."""
-    if q.is_cuda:
-        from samebits.kernels.ops.rotary.contract_triton import contract_cuda
-
-        return contract_cuda(q, positions, cache), contract_cuda(k, positions, cache)
     cos, sin = cache[positions.long()].float().chunk(2, -1)
     return rotate(q, cos, sin), rotate(k, cos, sin)
 

@@ -8,7 +8,14 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from samebits.kernels.ops.rotary.contract_triton import turned
+
+
+@triton.jit
+def turned(a, b, cos, sin):
+    """Both halves after the rotation, float32, NaN made canonical."""
+    first = a * cos - b * sin
+    second = b * cos + a * sin
+    return tl.where(first == first, first, float("nan")), tl.where(second == second, second, float("nan"))
 
 
 @triton.jit

@@ -1,18 +1,15 @@
-"""The bits of silu_mul: on CPU plain PyTorch, on CUDA the plainest Triton kernel (contract_triton.py)."""
+"""The bits of silu_mul, in plain PyTorch on every device."""
 
 from __future__ import annotations
 
 import torch
+from samebits.kernels.ops.device_exp import device_exp
 
 
 def contract(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """See README.md. gate, up [..., I], one dtype."""
-    if gate.is_cuda:
-        from samebits.kernels.ops.silu_mul.contract_triton import contract_cuda
-
-        return contract_cuda(gate, up)
     g = gate.float()
-    y = g / (1.0 + torch.exp(-g)) * up.float()
+    y = g / (1.0 + device_exp(-g)) * up.float()
     return torch.where(torch.isnan(y), torch.nan, y).to(gate.dtype)
 
 
