@@ -60,6 +60,21 @@ def check(sides: Sides, role: Role, rollout: Path, data: RolloutData, plain: Sco
     return Evidence(True, text)
 
 
+def check_rollout(sides: Sides, rollout: Path, data: RolloutData, plain: Scores) -> Evidence:
+    """The same on the rollout side. A compiled engine runs no module hooks: then this is said, and nothing is claimed."""
+    opened = sides.session("rollout").opened
+    compiled = str(opened.facts.get("compiled", "")) if opened is not None else ""
+    if compiled not in ("", "NONE", "False"):
+        return Evidence(True, f"rollout: not tried, since module hooks do not run in a compiled engine ({compiled})")
+    return check(sides, "rollout", rollout, data, plain)
+
+
+def both(trainer: Evidence, rollout: Evidence) -> Evidence:
+    """Evidence of both sides; sound when each is."""
+    failing = [evidence.text for evidence in (trainer, rollout) if not evidence.sound]
+    return Evidence(not failing, "; ".join(failing or [trainer.text, rollout.text]))
+
+
 def _first(taps: tuple[Tap, ...]) -> Tap | None:
     """The first output with token rows and a floating dtype."""
     outputs = [t for t in taps if t.site.port.startswith("out") and t.rowset is not None and t.rows > 0 and "float" in t.dtype]

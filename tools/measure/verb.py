@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,20 @@ if TYPE_CHECKING:
     from samebits.tools.measure.could_fail import Evidence
     from samebits.tools.measure.rollouts import Source
     from samebits.tools.schema.artifacts.gap import NotNumerics
+    from samebits.tools.schema.artifacts.weights import SideWeights
     from samebits.tools.schema.requests import MeasureRequest
     from samebits.tools.schema.results import Result
     from samebits.tools.sides.protocol import Scores
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """What the rollout side was asked while it was open for the first time."""
+
+    plain: Scores
+    evidence: Evidence
+    weights: SideWeights | None
+    why_no_weights: str
 
 
 @dataclass(slots=True)
@@ -32,6 +44,8 @@ class Findings:
     """What the steps found so far."""
 
     source: Source
+    rollout: Rollouts | None
+    """None: the rollout is a file."""
     trainer: Scores
     evidence: Evidence
     weights: WeightsAnswer = field(default_factory=lambda: WeightsAnswer(None, "not checked: step 1 failed"))
@@ -48,27 +62,38 @@ def run_measure(request: MeasureRequest, job: Job) -> Result:
     asked = axes.chosen(request.axes)
     with Sides(job, request.experiment) as sides:
         source = obtain(sides, request.rollout)
+        rollout = _ask_rollout(sides, source) if source.engine else None
         job.emit("score", "recomputing the logprobs on the trainer side")
         trainer, _ = sides.score("trainer", source.folder)
-        job.emit("could_fail", "moving one element by one ulp")
-        found = Findings(source, trainer, could_fail.check(sides, "trainer", source.folder, source.data, trainer))
+        job.emit("could_fail", "trainer: moving one element by one ulp")
+        evidence = could_fail.check(sides, "trainer", source.folder, source.data, trainer)
+        found = Findings(source, rollout, trainer, could_fail.both(evidence, rollout.evidence) if rollout else evidence)
         if found.evidence.sound:
             job.emit("data", "weights, and causes with a closed form")
-            found.weights = _weights(sides, source)
+            found.weights = _weights(sides, rollout)
             found.causes = _causes(sides, found)
         found.axes = _axes(sides, found, asked)
         report, folder = _write(sides, found)
     return result_of(report, folder, source, job)
 
 
-def _weights(sides: Sides, source: Source) -> WeightsAnswer:
-    if not source.engine:
-        return WeightsAnswer(None, "not checked: the rollout is a file, there is no engine to read weights from")
+def _ask_rollout(sides: Sides, source: Source) -> Rollouts:
+    """Everything before the axes, so that on one GPU the engine need not start again for it."""
+    plain, _ = sides.score("rollout", source.folder)
+    sides.job.emit("could_fail", "rollout side: moving one element by one ulp")
+    evidence = could_fail.check_rollout(sides, source.folder, source.data, plain)
     try:
-        rollout = sides.weights("rollout")
+        return Rollouts(plain, evidence, sides.weights("rollout"), "")
     except UserError as error:
-        return WeightsAnswer(None, f"not checked: {error}")
-    return compare_weights(rollout, sides.weights("trainer"))
+        return Rollouts(plain, evidence, None, str(error))
+
+
+def _weights(sides: Sides, rollout: Rollouts | None) -> WeightsAnswer:
+    if rollout is None:
+        return WeightsAnswer(None, "not checked: the rollout is a file, there is no engine to read weights from")
+    if rollout.weights is None:
+        return WeightsAnswer(None, f"not checked: {rollout.why_no_weights}")
+    return compare_weights(rollout.weights, sides.weights("trainer"))
 
 
 def _causes(sides: Sides, found: Findings) -> tuple[NotNumerics, ...]:
@@ -93,13 +118,13 @@ def _axes(sides: Sides, found: Findings, asked: tuple[str, ...]) -> tuple[Axis, 
     if not found.source.engine:
         out += [_not_run("rollout", name, "the rollout is a file: there is no engine to ask") for name in names]
     elif names:
-        out += _rollout_axes(sides, found, names)
+        assert found.rollout is not None
+        out += _rollout_axes(sides, found, found.rollout.plain, names)
     return tuple(axis for axis in out if axis is not None)
 
 
-def _rollout_axes(sides: Sides, found: Findings, names: list[str]) -> list[Axis | None]:
+def _rollout_axes(sides: Sides, found: Findings, plain: Scores, names: list[str]) -> list[Axis | None]:
     source = found.source
-    plain, _ = sides.score("rollout", source.folder)
     out: list[Axis | None] = []
     for name in names:
         sides.job.emit("axes", f"rollout side against itself: {name}")
@@ -138,7 +163,7 @@ def _write(sides: Sides, found: Findings) -> tuple[GapReport, str]:
         sequences=gap.per_sequence(data.sequences, data.logprob_N, trainer_N, data.valid_N),
         worst=gap.worst_tokens(data.sequences, data.logprob_N, trainer_N, data.valid_N), not_numerics=found.causes,
         weights=found.weights.text, axes=found.axes, could_fail=found.evidence.text, sides=described,
-        made_from={"rollout": artifact.identity(found.source.folder)}, environment=fingerprint.environment(),
+        made_from={"rollout": artifact.identity(found.source.folder)}, environment=fingerprint.environment(os.environ | dict(sides.experiment.rollout.env)),
     )
     folder = sides.job.new("gap")
     tensors = {"rollout": data.logprob_N, "trainer": trainer_N, "valid": data.valid_N}

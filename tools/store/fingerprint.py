@@ -39,9 +39,13 @@ def environment(variables: Mapping[str, str] | None = None) -> Environment:
             "bf16_reduced_precision_reduction": str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
         }
     return Environment(
-        platform=_platform(), python=sys.version.split()[0], packages=_packages(),
-        variables={k: v for k, v in sorted(seen.items()) if k.startswith(NUMBERS) and k not in SILENT}, facts=facts,
+        platform=_platform(), python=sys.version.split()[0], packages=_packages(), variables=number_variables(seen), facts=facts
     )
+
+
+def number_variables(seen: Mapping[str, str]) -> dict[str, str]:
+    """Those variables of an environment that can change a bit."""
+    return {key: value for key, value in sorted(seen.items()) if key.startswith(NUMBERS) and key not in SILENT}
 
 
 def _packages() -> dict[str, str]:

@@ -72,14 +72,8 @@ class PythonSide(TorchSide):
 
     def describe(self) -> tuple[dict[str, str | int | float | bool | None], list[str]]:
         """See Side.describe."""
-        parameters = list(self.module.parameters())
-        facts: dict[str, str | int | float | bool | None] = {
-            "name": self.name, "torch": torch.__version__, "model": type(self.module).__name__, "layout": self.layout,
-            "micro_batch": self.micro_batch, "logprob": self.logprob.formula, "device": str(self.device), "compiled": False,
-            "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
-            "parameters": sum(p.numel() for p in parameters), "cache": hasattr(self.model, "decode"),
-        }
-        return facts, []
+        facts, lines = self.numbers()
+        return {"name": self.name, "cache": hasattr(self.model, "decode")} | facts, lines
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """See TorchSide.logits: all rows of the user's forward, then the asked ones."""

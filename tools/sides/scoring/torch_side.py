@@ -5,6 +5,7 @@ Legend: B rows of a batch, L its length, T = B * L, R rows whose logits are aske
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from samebits.tools.sides.scoring.batches import Batch, cut
 from samebits.tools.sides.scoring.logprob import Logprob, Processing
 from samebits.tools.sides.scoring.readings import COLUMNS, columns
 from samebits.tools.sides.scoring.views import module_views, weight_views
+from samebits.tools.store import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +60,18 @@ class TorchSide(Side):
     @abstractmethod
     def save(self, path: Path) -> None:
         """Write all weights under checkpoint names into one safetensors file."""
+
+    def numbers(self) -> tuple[dict[str, str | int | float | bool | None], list[str]]:
+        """Facts and lines that every PyTorch side has: what its bits depend on."""
+        parameters = list(self.module.parameters())
+        facts: dict[str, str | int | float | bool | None] = {
+            "torch": torch.__version__, "model": type(self.module).__name__, "layout": self.layout, "micro_batch": self.micro_batch,
+            "logprob": self.logprob.formula, "device": str(self.device), "compiled": False, "threads": torch.get_num_threads(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(), "amx": torch.cpu._is_amx_tile_supported(),
+            "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
+            "parameters": sum(p.numel() for p in parameters),
+        }
+        return facts, [f"{key}={value}" for key, value in fingerprint.number_variables(os.environ).items()]
 
     def current(self) -> PassRows:
         """RowMap: rows of the pass that is running."""

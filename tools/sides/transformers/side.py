@@ -77,15 +77,13 @@ class TransformersSide(TorchSide):
         """See Side.describe."""
         import transformers
 
-        parameters = list(self.module.parameters())
-        facts: dict[str, str | int | float | bool | None] = {
-            "name": f"transformers {transformers.__version__}", "torch": torch.__version__, "model": type(self.module).__name__,
-            "dtype": str(parameters[0].dtype).removeprefix("torch."), "attention": self.attention, "layout": self.layout,
-            "micro_batch": self.micro_batch, "kernels": str(self.config.kernels),
-            "logprob": self.logprob.formula if self.patched is None else "the table's own", "compiled": False, "device": str(self.device),
-            "parameters": sum(p.numel() for p in parameters),
+        facts, lines = self.numbers()
+        own: dict[str, str | int | float | bool | None] = {
+            "name": f"transformers {transformers.__version__}", "attention": self.attention, "kernels": str(self.config.kernels),
         }
-        return facts, [f"replaced: {line}" for line in self.patched.replaced] if self.patched is not None else []
+        if self.patched is None:
+            return own | facts, lines
+        return own | facts | {"logprob": "the table's own"}, [*lines, *(f"replaced: {line}" for line in self.patched.replaced)]
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """See TorchSide.logits. One row of tokens: the head runs on the asked rows only; padded: on all rows."""
