@@ -170,7 +170,7 @@ class Recorder:
         if self._mode is not None:
             self._mode.launches.install()
         for path, module in self.root.named_modules():
-            if path == "" or self._operators or self._tapped(path) or path in self.edits.modules:
+            if path == "" or self._operators or self._ports(path) or path in self.edits.modules:
                 self._handles.append(module.register_forward_pre_hook(self._before(path), with_kwargs=True, prepend=True))
                 self._handles.append(module.register_forward_hook(self._after(path), with_kwargs=True, always_call=True))
         return self
@@ -228,6 +228,10 @@ class Recorder:
         """Tapped as a module by the plan."""
         return self.plan is not None and (self.plan.modules is None or path in self.plan.modules)
 
+    def _ports(self, path: str) -> bool:
+        """Its inputs and outputs are tapped."""
+        return self._tapped(path) or (self.plan is not None and self.plan.ports == "all")
+
     def _opened(self, path: str, call: int, module: torch.nn.Module) -> Frame:
         """The frame of a module call. What runs inside a chosen module is recorded, also a shared module named elsewhere."""
         recorded = self.plan is not None and self.plan.level == "operator"
@@ -260,7 +264,7 @@ class Recorder:
 
     def _inputs(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Take and edit the inputs; the new (args, kwargs) when something changed."""
-        wanted = frame.recorded or self._tapped(frame.path)
+        wanted = frame.recorded or self._ports(frame.path)
         if not wanted and frame.path not in self.edits.modules:
             return None
         names = iter([f"in{i}" for i, _ in enumerate(leaves(args))] + [f"in.{name}" for name, _ in leaves(kwargs)])
@@ -271,7 +275,7 @@ class Recorder:
             return self.take(site, tensor, kind, record=wanted)
 
         new_args, new_kwargs = mapped(args, take), mapped(kwargs, take)
-        if wanted and self.plan is not None and self.plan.replay:
+        if (frame.recorded or self._tapped(frame.path)) and self.plan is not None and self.plan.replay:
             frame.again = self.replays.prepare(self, frame, new_args, new_kwargs)
         return None if new_args is args and new_kwargs is kwargs else (new_args, new_kwargs)
 
@@ -292,7 +296,7 @@ class Recorder:
         return hook
 
     def _outputs(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        wanted = frame.recorded or self._tapped(frame.path)
+        wanted = frame.recorded or self._ports(frame.path)
         if not wanted and frame.path not in self.edits.modules:
             return None
         if frame.again is not None:
@@ -432,7 +436,7 @@ class Recorder:
         call = self.pass_.calls.get(module, 0)
         self.pass_.calls[module] = call + 1
         self._called.add(module)
-        wanted = self.plan is not None and (self.plan.modules is None or module in self.plan.modules)
+        wanted = self._ports(module)
         with self.quiet():
             for port, tensor in enumerate(inputs):
                 self.take(Site(module=module, port=f"in{port}", call=call), tensor, "step", record=wanted, chosen=chosen)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from samebits.tools.diff.digest import raw_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -74,7 +76,5 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.numel() == 0:
         return True
-    left, right = (t.detach().reshape(1, -1).contiguous() for t in (a, b))
-    if left.is_complex():
-        left, right = torch.view_as_real(left).flatten(1), torch.view_as_real(right).flatten(1)
-    return torch.equal(left.view(torch.int8), right.view(torch.int8))
+    left, right = (raw_bytes(t.reshape(1, -1)) for t in (a, b))
+    return torch.equal(left, right)

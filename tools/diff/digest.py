@@ -95,14 +95,24 @@ def _fold(sums: torch.Tensor, length: int) -> torch.Tensor:
     return folded ^ _shifted(folded, 32)
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous, with the strides that a contiguous tensor should have: axes of size 1 may carry any, and views refuse them."""
+    whole = tensor.detach().contiguous()
+    strides, step = [], 1
+    for size in reversed(whole.shape):
+        strides.append(step)
+        step *= size
+    return whole.as_strided(whole.shape, strides[::-1]) if whole.numel() else whole
+
+
 def raw_bytes(rows_RC: torch.Tensor) -> torch.Tensor:
     """The bytes of each row: int8 [R, B], contiguous; a view where the rows are contiguous already."""
     if rows_RC.dim() != 2:
         raise ValueError(f"rows must be [R, C], not {tuple(rows_RC.shape)}")
     if rows_RC.numel() == 0:
         return torch.zeros(rows_RC.shape[0], 0, dtype=torch.int8, device=rows_RC.device)
-    plain = torch.view_as_real(rows_RC).flatten(1) if rows_RC.is_complex() else rows_RC
-    return plain.detach().contiguous().view(torch.int8)
+    parts = torch.view_as_real(rows_RC).flatten(1) if rows_RC.is_complex() else rows_RC
+    return plain(parts).view(torch.int8)
 
 
 def digest_rows(rows_RC: torch.Tensor) -> torch.Tensor:
