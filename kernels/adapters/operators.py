@@ -129,7 +129,7 @@ def _load(name: str, facts: Facts) -> Table:
         module = importlib.import_module(TABLES[name])
     except ImportError as error:
         raise PatchError(
-            f"table {name!r}", f"cannot be imported ({error})", "install what it needs in this interpreter"
+            f"table {name!r}", f"cannot be imported ({error})", "see docs/exact-zero.md for the tables there are"
         ) from error
     made: Table = module.table(facts)
     return made

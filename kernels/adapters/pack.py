@@ -60,7 +60,7 @@ class Pack:
         return self.cu_seqlens(), torch.tensor(self.lengths, dtype=torch.int32), table_SW, torch.cat(slots)
 
 
-def make(position_ids: torch.Tensor, mask_BL: torch.Tensor | None) -> Pack:
+def read(position_ids: torch.Tensor, mask_BL: torch.Tensor | None) -> Pack:
     """Read the sequences from the positions, as transformers itself does for packed rows: position 0 starts a sequence.
 
     Args:

@@ -62,7 +62,8 @@ class Patched:
     def undo(self) -> None:
         """Put every stock forward back."""
         for module in self.model.modules():
-            vars(module).pop("forward", None)
+            if isinstance(vars(module).get("forward"), forwards.Replacement):
+                del module.forward
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -97,7 +98,7 @@ def patch(
     for path, forward in made.items():
         names = tuple(operators[name].name for name in PLAYED[paths[path].kind])
         replaced.append(Replaced(path, type(modules[path]).__name__, names))
-        modules[path].forward = run.marked(path, forward)
+        modules[path].forward = forwards.Replacement(run, path, forward)
     run.body = {path for path in made if paths[path].kind != "head"}
     hooks = [
         model.model.register_forward_pre_hook(forwards.enter(run, checks.arguments(model)), with_kwargs=True),

@@ -13,7 +13,7 @@ import torch
 
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.operators import Operator, RoleName
-from samebits.kernels.adapters.pack import PLAIN, Pack
+from samebits.kernels.adapters.pack import PLAIN, Pack, read
 
 Forward = Callable[..., Any]
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -30,15 +30,6 @@ class Run:
         """Paths of the replaced modules that every pass must run."""
         self.ran: set[str] = set()
 
-    def marked(self, path: str, forward: Forward) -> Forward:
-        """The forward, noting that it ran."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self.ran.add(path)
-            return forward(*args, **kwargs)
-
-        return run
-
     def packed(self) -> Pack:
         """The sequences of the pass that is running."""
         if self.pack is None:
@@ -46,6 +37,20 @@ class Run:
                 "a patched module", "was called outside its model", "call the whole model, or its `model` part"
             )
         return self.pack
+
+
+class Replacement:
+    """A replaced forward: notes that it ran. It cannot be copied: a copy would go on using the first model's weights."""
+
+    def __init__(self, run: Run, path: str, forward: Forward) -> None:
+        self.run, self.path, self.forward = run, path, forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.run.ran.add(self.path)
+        return self.forward(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise PatchError("a patched model", "cannot be copied or pickled", "undo the patch, copy, patch both")
 
 
 def embedding(run: Run, module: Any) -> Forward:
@@ -185,17 +190,20 @@ def enter(run: Run, names: list[str]) -> Callable[..., Any]:
     def hook(
         module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[()], dict[str, Any]]:
-        from samebits.kernels.adapters.pack import make
-
         given = dict(zip(names, args, strict=False)) | kwargs
         if given.get("use_cache") or given.get("past_key_values") is not None:
             raise PatchError("a key/value cache", "is not supported by the patched model", PLAIN)
         for word in ("output_hidden_states", "output_attentions", "output_router_logits"):
             if given.get(word):
                 raise PatchError(word, "is not supported by the patched model", "take taps with forward hooks instead")
+        weight = next(module.parameters())
+        if (weight.dtype, weight.device) != (run.table_PE.dtype, run.table_PE.device):
+            raise PatchError(
+                "the patched model", f"was moved to {weight.dtype} on {weight.device}", "undo, move, patch again"
+            )
         if getattr(module, "gradient_checkpointing", False):
             raise PatchError("gradient checkpointing", "is not supported by the patched model", "turn it off")
-        inputs = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+        inputs = given.get("input_ids")
         if inputs is None:
             raise PatchError("input_ids", "are missing", "pass input_ids [B, L]")
         positions, mask = given.get("position_ids"), given.get("attention_mask")
@@ -204,7 +212,7 @@ def enter(run: Run, names: list[str]) -> Callable[..., Any]:
         if positions is None:
             positions = torch.arange(inputs.shape[1], device=inputs.device)[None]
         run.ran.clear()
-        run.pack = make(positions.expand(inputs.shape[:2]), mask)
+        run.pack = read(positions.expand(inputs.shape[:2]), mask)
         if int(run.pack.position_T.max()) >= run.table_PE.shape[0]:
             raise PatchError(
                 "position_ids", f"go beyond the model's {run.table_PE.shape[0]} positions", "cut the sequences"

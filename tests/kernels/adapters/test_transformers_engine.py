@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,23 @@ def test_a_module_of_another_class_is_refused(make: Any) -> None:
     model.model.norm = torch.nn.RMSNorm(64)
     with pytest.raises(PatchError, match=r"model\.norm \(RMSNorm\)"):
         patch(model, "stock")
+
+
+def test_a_patched_model_cannot_be_copied(make: Any) -> None:
+    model = make()
+    patched = patch(model, "stock")
+    with pytest.raises(PatchError, match="cannot be copied"):
+        copy.deepcopy(model)
+    patched.undo()
+    assert same(copy.deepcopy(model)(input_ids=IDS).logits, model(input_ids=IDS).logits)
+
+
+def test_a_model_moved_after_the_patch_is_refused(make: Any) -> None:
+    model = make()
+    patch(model, "stock")
+    model.float()
+    with pytest.raises(PatchError, match=r"moved to torch\.float32"):
+        model(input_ids=IDS)
 
 
 def test_a_model_is_patched_once(make: Any) -> None:
