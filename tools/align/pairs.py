@@ -130,7 +130,7 @@ def _calls(taps: Taps, module: str) -> int:
 
 def _by_value(rollout: Taps, trainer: Taps, taken: set[str]) -> list[Pair]:
     """What is left: for each stored tap of the trainer, the rollout's tap of equal width with the nearest value."""
-    left = [tap for tap in trainer.rowed if str(tap.site) not in taken and tap.stored]
+    left = [tap for tap in trainer.rowed if str(tap.site) not in taken and tap.stored and "float" in tap.dtype]
     pool = [tap for tap in rollout.rowed if tap.stored]
     keys_K = _sample_keys(rollout, trainer)
     if not left or not pool or len(keys_K) == 0:

@@ -16,6 +16,8 @@ from samebits.tools.store import artifact
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from samebits.tools.schema.sites import Site
+
 TENSORS = "taps.safetensors"
 
 
@@ -77,3 +79,18 @@ def common_rows(keys_a: torch.Tensor, keys_b: torch.Tensor) -> tuple[torch.Tenso
         return index_a[:0], index_a[:0]
     hit = keys_a[index_a] == keys_b
     return index_a[hit], torch.arange(len(keys_b))[hit]
+
+
+def producer(taps: Taps, site: Site) -> Site:
+    """The earliest module output with exactly this site's bits: what computed the value that arrives at an input.
+
+    Returns the site itself when it is an output, or when no output has its bits.
+    """
+    own = taps.tap(str(site))
+    if site.port.startswith("out"):
+        return site
+    same = [
+        tap for tap in taps.rowed
+        if tap.digest == own.digest and tap.rowset == own.rowset and tap.site.port.startswith("out") and tap.order < own.order
+    ]
+    return min(same, key=lambda tap: tap.order).site if same else site

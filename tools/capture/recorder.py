@@ -7,23 +7,27 @@
             (logprob,) = recorder.external("logprob", [logits], [logprob])
     recorder.write(folder / "capture", lengths=[...])
 
-Where a pass is more than a call of the root, call `begin_pass()` and `end_pass()` around it; then calls of the root begin nothing.
-What runs after the root and before the next pass (lm_head outside of forward) belongs to the pass.
+Where a pass is more than a call of the root, call `begin_pass()` and `end_pass()` around it; then calls of the root
+begin nothing. What runs after the root and before the next pass (lm_head outside of forward) belongs to the pass.
 
-**Ports.** Module inputs: `in0`, `in1`, ... number the tensors among the positional arguments (tuples and lists flattened), keyword
-ones are `in.NAME` (`in.NAME.0` inside a tuple). Outputs: `out0`, `out1`, ... number the tensors; None and other objects are
-passed over. Operators: the same, with `mut.NAME` for an argument that the operator writes and does not return, and `scalars` for the
-non-tensor arguments as text. Triton launches: `in.NAME` before, `mut.NAME` after for what the kernel changed.
+**Ports.** Module inputs: `in0`, `in1`, ... number the tensors among the positional arguments (tuples and lists
+flattened), keyword ones are `in.NAME` (`in.NAME.0` inside a tuple). Outputs: `out0`, `out1`, ... number the tensors;
+None and other objects are passed over. Operators: the same, with `mut.NAME` for an argument that the operator writes
+and does not return, and `scalars` for the non-tensor arguments as text. Memory that was allocated and never written is
+no input. Triton launches (operator `triton.KERNEL`): `in.NAME` before, `mut.NAME` after for what the kernel changed.
 
-**Order.** `Tap.order` is time within the pass: inputs are taken when the call begins, outputs when it ends, so the outputs of
-a container come after those of its parts.
+**Order.** `Tap.order` is time within the pass: inputs are taken when the call begins, outputs when it ends, so the
+outputs of a container come after those of its parts.
 
-**Parts.** `plan.parts` names columns of a tap that get a tap of their own, port `out0[a:b]`: a merged qkv can then be compared by digest.
+**Parts.** `plan.parts` names columns of a tap that get a tap of their own, port `out0[a:b]`: a merged qkv can then be
+compared by digest.
 
-**Edits** act after the tap of the same site is taken, so the tap shows what the side computed. Outputs are replaced by an edited copy
-(what a module or operator hands on); what an operator writes in place (`mut.NAME`, in-place operators) is written in place.
+**Edits** act after the tap of the same site is taken, so the tap shows what the side computed. Outputs are replaced by
+an edited copy (what a module or operator hands on); what an operator writes in place (`mut.NAME`, in-place operators)
+is written in place.
 
-**Compiled modules** do not run hooks: what was chosen and never called is listed in `untapped`.
+**What is not seen.** Compiled modules run no hooks: what was chosen and never called is listed in `untapped`. Operators
+called inside the Python implementation of another operator are not seen one by one (its Triton launches are).
 """
 
 from __future__ import annotations
@@ -33,15 +37,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
+
 from samebits.tools.capture import writer
-from samebits.tools.capture.edits import Edits, apply
-from samebits.tools.capture.layout import find
 from samebits.tools.capture.operators import OperatorMode
 from samebits.tools.capture.passes import Chosen, Pass, keys_of
 from samebits.tools.capture.replay import Replays
-from samebits.tools.capture.store import Entry, Store
-from samebits.tools.capture.tensors import dtype_name, leaves, mapped
-from samebits.tools.schema.errors import UserError
+from samebits.tools.capture.sink import Sink
+from samebits.tools.capture.tensors import leaves, mapped
 from samebits.tools.schema.sites import CapturePlan, Site
 
 if TYPE_CHECKING:
@@ -49,15 +51,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from samebits.tools.capture.layout import Layout
+    from torch.utils.hooks import RemovableHandle
+
     from samebits.tools.capture.rows import RowMap
     from samebits.tools.schema.artifacts.base import Environment
     from samebits.tools.schema.artifacts.capture import CaptureManifest
     from samebits.tools.schema.sites import Edit
-    from torch.utils.hooks import RemovableHandle
-
-WHOLE_LIMIT = 64 << 20
-"""Bytes: a tensor without token rows above this (a KV cache) is listed, not digested. Weights are digested once."""
 
 
 @dataclass(slots=True)
@@ -82,7 +81,6 @@ class Counts:
     passes: int = 0
     seen: list[torch.Tensor] = field(default_factory=list)
     """Keys of all token rows, pass after pass."""
-    untapped: dict[str, str] = field(default_factory=dict)
 
 
 class Recorder:
@@ -101,27 +99,30 @@ class Recorder:
     """
 
     def __init__(
-        self, root: torch.nn.Module, rowmap: RowMap, plan: CapturePlan | None, edits: tuple[Edit, ...] = (),
-        role: Literal["rollout", "trainer"] = "trainer", *, expected_rows: int | None = None,
+        self,
+        root: torch.nn.Module,
+        rowmap: RowMap,
+        plan: CapturePlan | None,
+        edits: tuple[Edit, ...] = (),
+        role: Literal["rollout", "trainer"] = "trainer",
+        *,
+        expected_rows: int | None = None,
     ) -> None:
         self.root, self.rowmap, self.plan, self.role = root, rowmap, plan, role
-        self.edits = Edits(edits)
-        self.store = Store(plan is not None and plan.store == "tensors", plan.budget_bytes if plan else 0, expected_rows)
+        self.sink = Sink(root, plan, edits, expected_rows)
         self.counts = Counts()
         self.replays = Replays()
-        self.pass_: Pass | None = None
         self.busy = False
         """True while the recorder itself computes: hooks and modes then look away."""
         self._explicit = False
         self._frames: list[Frame] = []
         self._handles: list[RemovableHandle] = []
-        self._operators = (plan is not None and plan.level == "operator") or self.edits.operators
+        self._operators = (plan is not None and plan.level == "operator") or self.sink.edits.operators
         self._mode = OperatorMode(self) if self._operators else None
         self._depth = 0
-        self._sequences = None if plan is None or plan.sequences is None else torch.tensor(plan.sequences, dtype=torch.int64)
-        self._weights = {t.untyped_storage().data_ptr() for t in (*root.parameters(), *root.buffers()) if t.numel()}
-        self._weight_digests: dict[tuple[Any, ...], torch.Tensor] = {}
-        self._parts = {(part.module, part.port): part.bounds for part in plan.parts} if plan else {}
+        self._sequences = (
+            None if plan is None or plan.sequences is None else torch.tensor(plan.sequences, dtype=torch.int64)
+        )
         self._called: set[str] = set()
 
     # --- passes
@@ -139,20 +140,20 @@ class Recorder:
     def _begin(self) -> None:
         self._end()
         with self.quiet():
-            self.pass_ = Pass.begin(self.counts.passes, self.rowmap.current(), self._sequences)
+            self.sink.running = Pass.begin(self.counts.passes, self.rowmap.current(), self._sequences)
         self.counts.passes += 1
-        self.counts.seen.append(self.pass_.all.kept_keys)
+        self.counts.seen.append(self.sink.running.all.kept_keys)
 
     def _end(self) -> None:
-        if self.pass_ is None:
+        if self.sink.running is None:
             return
-        rows = len(self.pass_.all.kept_keys)
-        self.pass_ = None
+        rows = len(self.sink.running.all.kept_keys)
+        self.sink.running = None
         self._leave_all()
         if self.counts.passes == 1:
             with self.quiet():
-                self.store.flush()
-            self.store.after_first_pass(rows)
+                self.sink.store.flush()
+            self.sink.store.after_first_pass(rows)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -170,12 +171,18 @@ class Recorder:
         if self._mode is not None:
             self._mode.launches.install()
         for path, module in self.root.named_modules():
-            if path == "" or self._operators or self._ports(path) or path in self.edits.modules:
-                self._handles.append(module.register_forward_pre_hook(self._before(path), with_kwargs=True, prepend=True))
-                self._handles.append(module.register_forward_hook(self._after(path), with_kwargs=True, always_call=True))
+            if path == "" or self._operators or self._ports(path) or path in self.sink.edits.modules:
+                self._handles.append(
+                    module.register_forward_pre_hook(self._before(path), with_kwargs=True, prepend=True)
+                )
+                self._handles.append(
+                    module.register_forward_hook(self._after(path), with_kwargs=True, always_call=True)
+                )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -183,16 +190,21 @@ class Recorder:
             self._leave_all()
             self._mode.launches.remove()
         if kind is not None:
-            self.store.drop()
+            self.sink.store.drop()
             return
         self._end()
         with self.quiet():
-            self.store.flush()
-        self.edits.finish()
+            self.sink.store.flush()
+        self.sink.edits.finish()
 
     def write(
-        self, folder: Path, *, lengths: Sequence[int] | None = None, same_logprobs: bool | None = None,
-        environment: Environment | None = None, made_from: dict[str, str] | None = None,
+        self,
+        folder: Path,
+        *,
+        lengths: Sequence[int] | None = None,
+        same_logprobs: bool | None = None,
+        environment: Environment | None = None,
+        made_from: dict[str, str] | None = None,
     ) -> CaptureManifest:
         """Write the Capture artifact. Call it after the context ended.
 
@@ -203,17 +215,26 @@ class Recorder:
         if self.plan is None:
             raise ValueError("nothing was recorded: no plan")
         return writer.write(
-            folder, self, lengths=lengths, same_logprobs=same_logprobs, environment=environment, made_from=made_from or {}
+            folder,
+            self,
+            lengths=lengths,
+            same_logprobs=same_logprobs,
+            environment=environment,
+            made_from=made_from or {},
         )
 
     def untapped(self) -> dict[str, str]:
         """What ran, or was chosen, and was not tapped, with the reason."""
-        out = dict(self.counts.untapped)
+        out = dict(self.sink.untapped)
         assert self.plan is not None
         paths = {path for path, _ in self.root.named_modules()}
         for path in self.plan.modules or ():
             if path not in self._called:
-                known = "never called as a module (a container, inlined, or compiled)" if path in paths else "no such module"
+                known = (
+                    "never called as a module (a container, inlined, or compiled)"
+                    if path in paths
+                    else "no such module"
+                )
                 out[path] = known
         if self._mode is not None:
             reasons: dict[str, list[str]] = {}
@@ -233,10 +254,12 @@ class Recorder:
         return self._tapped(path) or (self.plan is not None and self.plan.ports == "all")
 
     def _opened(self, path: str, call: int, module: torch.nn.Module) -> Frame:
-        """The frame of a module call. What runs inside a chosen module is recorded, also a shared module named elsewhere."""
+        """The frame of a module call. All inside a chosen module is recorded, also a shared module named elsewhere."""
         recorded = self.plan is not None and self.plan.level == "operator"
         recorded &= self._tapped(path) or (bool(self._frames) and self._frames[-1].recorded)
-        return Frame(path, call, module, recorded, recorded or (self.edits.operators and path in self.edits.modules))
+        return Frame(
+            path, call, module, recorded, recorded or (self.sink.edits.operators and path in self.sink.edits.modules)
+        )
 
     # --- module hooks
 
@@ -244,20 +267,18 @@ class Recorder:
         def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
             if self.busy:
                 return None
-            if (path == "" and not self._explicit) or self.pass_ is None:
+            if (path == "" and not self._explicit) or self.sink.running is None:
                 self._begin()
-            assert self.pass_ is not None
+            assert self.sink.running is not None
             self._called.add(path)
-            call = self.pass_.calls.get(path, 0)
-            self.pass_.calls[path] = call + 1
-            frame = self._opened(path, call, module)
+            frame = self._opened(path, self.sink.running.next_call(path), module)
             with self.quiet():
                 changed = self._inputs(frame, args, kwargs)
             self._frames.append(frame)
             if frame.active and self._mode is not None:
                 self._depth += 1
                 if self._depth == 1:
-                    self._mode.__enter__()
+                    self._mode.__enter__()  # type: ignore[no-untyped-call]
             return changed
 
         return hook
@@ -265,14 +286,14 @@ class Recorder:
     def _inputs(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Take and edit the inputs; the new (args, kwargs) when something changed."""
         wanted = frame.recorded or self._ports(frame.path)
-        if not wanted and frame.path not in self.edits.modules:
+        if not wanted and frame.path not in self.sink.edits.modules:
             return None
         names = iter([f"in{i}" for i, _ in enumerate(leaves(args))] + [f"in.{name}" for name, _ in leaves(kwargs)])
         kind = type(frame.module).__name__
 
         def take(tensor: torch.Tensor) -> torch.Tensor:
             site = Site(module=frame.path, port=next(names), call=frame.call)
-            return self.take(site, tensor, kind, record=wanted)
+            return self.sink.take(site, tensor, kind, record=wanted)
 
         new_args, new_kwargs = mapped(args, take), mapped(kwargs, take)
         if (frame.recorded or self._tapped(frame.path)) and self.plan is not None and self.plan.replay:
@@ -288,7 +309,7 @@ class Recorder:
                 self._leave(frame)
                 frame = self._frames.pop()
             self._leave(frame)
-            if output is None or self.pass_ is None:
+            if output is None or self.sink.running is None:
                 return None
             with self.quiet():
                 return self._outputs(frame, args, kwargs, output)
@@ -297,7 +318,7 @@ class Recorder:
 
     def _outputs(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         wanted = frame.recorded or self._ports(frame.path)
-        if not wanted and frame.path not in self.edits.modules:
+        if not wanted and frame.path not in self.sink.edits.modules:
             return None
         if frame.again is not None:
             self.replays.module(self, frame, args, kwargs, output)
@@ -306,7 +327,7 @@ class Recorder:
 
         def take(tensor: torch.Tensor) -> torch.Tensor:
             site = Site(module=frame.path, port=next(names), call=frame.call)
-            return self.take(site, tensor, kind, record=wanted)
+            return self.sink.take(site, tensor, kind, record=wanted)
 
         changed = mapped(output, take)
         return None if changed is output else changed
@@ -315,7 +336,8 @@ class Recorder:
         if frame.active and self._mode is not None:
             self._depth -= 1
             if self._depth == 0:
-                self._mode.__exit__(None, None, None)
+                self._mode.fresh.clear()
+                self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _leave_all(self) -> None:
         while self._frames:
@@ -331,92 +353,13 @@ class Recorder:
         """Operators that run now are recorded."""
         return bool(self._frames) and self._frames[-1].recorded
 
-    # --- one tensor
-
-    def take(
-        self, site: Site, tensor: torch.Tensor, producer: str, *, record: bool = True, in_place: bool = False,
-        chosen: Chosen | None = None,
-    ) -> torch.Tensor:
-        """Record a tensor at a site of the running pass and make the edits of that site.
-
-        Args:
-            record: False: only edits.
-            in_place: write edits into the tensor itself.
-            chosen: the rows of a [rows, ...] tensor, where they are not those of the pass.
-
-        Returns:
-            The tensor to go on with: the same object when nothing was edited.
-        """
-        assert self.pass_ is not None
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-            self.counts.untapped[str(site)] = f"a {tensor.layout} tensor on {tensor.device.type}"
-            return tensor
-        entry = self.store.entries.get(site)
-        layout = self._layout(tensor, None if entry is None else entry.layout, chosen)
-        if chosen is None:
-            chosen = self.pass_.head if layout is not None and layout.head else self.pass_.all
-        if record and self.plan is not None:
-            self._record(site, tensor, producer, layout, chosen)
-        pending = self.edits.at(site)
-        return apply(pending, tensor, layout, chosen, in_place=in_place) if pending else tensor
-
-    def _layout(self, tensor: torch.Tensor, like: Layout | None, chosen: Chosen | None) -> Layout | None:
-        assert self.pass_ is not None
-        if chosen is not None:
-            from samebits.tools.capture.layout import Layout
-
-            return Layout(None, tuple(range(tensor.dim())), 1)
-        if tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in self._weights:
-            return None
-        return find(tuple(tensor.shape), self.pass_.grid, like)
-
-    def _record(self, site: Site, tensor: torch.Tensor, producer: str, layout: Layout | None, chosen: Chosen) -> None:
-        assert self.pass_ is not None
-        order = self.pass_.tick()
-        if layout is None:
-            self._whole(site, order, tensor, producer)
-            return
-        if not len(chosen.kept_keys):
-            return
-        self.store.reserve(len(chosen.kept_keys) * (tensor.nbytes // max(1, len(chosen.keys)) + 16), str(site))
-        entry = self._entry(site, order, tensor, producer)
-        rows = chosen.pick(layout.rows(tensor))
-        self.store.add_rows(entry, chosen, layout, rows)
-        bounds = self._parts.get((site.module, site.port), ()) if not site.op else ()
-        for first, last in zip(bounds, bounds[1:], strict=False):
-            part = site.model_copy(update={"port": f"{site.port}[{first}:{last}]"})
-            self.store.add_rows(self._entry(part, order, tensor, producer), chosen, layout, rows[:, first:last].contiguous())
-
-    def _entry(self, site: Site, order: int, tensor: torch.Tensor, producer: str) -> Entry:
-        entry = self.store.entries.get(site)
-        if entry is None:
-            shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-            entry = self.store.entries[site] = Entry(site, order, producer, dtype_name(tensor.dtype), shape, strides)
-        return entry
-
-    def _whole(self, site: Site, order: int, tensor: torch.Tensor, producer: str) -> None:
-        weight = tensor.numel() > 0 and tensor.untyped_storage().data_ptr() in self._weights
-        if tensor.nbytes > WHOLE_LIMIT and not weight:
-            self.counts.untapped[str(site)] = f"{tensor.nbytes / 2**20:.0f} MiB without token rows (a cache?), shape {tuple(tensor.shape)}"
-            return
-        self.store.reserve(16 + (tensor.nbytes if self.store.keep_values else 0), str(site))
-        entry = self._entry(site, order, tensor, producer)
-        key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype) if weight else None
-        known = self._weight_digests.get(key) if key is not None else None
-        digest = self.store.add_whole(entry, tensor, known)
-        if key is not None:
-            self._weight_digests[key] = digest
-
-    def take_text(self, site: Site, text: str, producer: str) -> None:
-        """Record the non-tensor arguments of a call: a whole tap of UTF-8 bytes."""
-        if self.plan is None or self.pass_ is None:
-            return
-        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        self._whole(site, self.pass_.tick(), data, producer)
-
     def external(
-        self, module: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
-        sequence_R: torch.Tensor | None = None, position_R: torch.Tensor | None = None,
+        self,
+        module: str,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        sequence_R: torch.Tensor | None = None,
+        position_R: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Record a step that is no module (logits to logprob) as if it were one named `module`.
 
@@ -427,20 +370,22 @@ class Recorder:
         Returns:
             The outputs, edited where edits say so.
         """
-        if self.pass_ is None:
+        running = self.sink.running
+        if running is None:
             return tuple(outputs)
-        chosen = self.pass_.head
+        call = running.next_call(module)
+        chosen = running.head
         if sequence_R is not None and position_R is not None:
-            call = self.pass_.calls.get(module, 0)
-            chosen = Chosen.of(f"{self.pass_.number}x{module}{call}", keys_of(sequence_R, position_R), self._sequences)
-        call = self.pass_.calls.get(module, 0)
-        self.pass_.calls[module] = call + 1
+            name = f"{running.number}x{module}{call}"
+            chosen = Chosen.of(name, keys_of(sequence_R, position_R), self._sequences)
         self._called.add(module)
         wanted = self._ports(module)
         with self.quiet():
             for port, tensor in enumerate(inputs):
-                self.take(Site(module=module, port=f"in{port}", call=call), tensor, "step", record=wanted, chosen=chosen)
-            return tuple(
-                self.take(Site(module=module, port=f"out{port}", call=call), tensor, "step", record=wanted, chosen=chosen)
-                for port, tensor in enumerate(outputs)
-            )
+                site = Site(module=module, port=f"in{port}", call=call)
+                self.sink.take(site, tensor, "step", record=wanted, chosen=chosen)
+            edited = []
+            for port, tensor in enumerate(outputs):
+                site = Site(module=module, port=f"out{port}", call=call)
+                edited.append(self.sink.take(site, tensor, "step", record=wanted, chosen=chosen))
+        return tuple(edited)

@@ -32,20 +32,25 @@ class Link:
     gap: GapStats
     """Against the rollout."""
     first: str
-    """First module-level site that differs, or END."""
+    """First paired site that differs, or END."""
     order: int
     """Its place in the execution order; a large number at the end."""
 
 
 def walk(asker: Asker, rollout: Taps, found: Found, plan: CapturePlan, rollout_N: torch.Tensor, valid_N: torch.Tensor) -> list[Link]:
     """One pass for each k from 0 to the number of suspects."""
-    digest_plan = plan.model_copy(update={"store": "digest"})
+    regions = tuple(sorted({suspect.container for suspect in found.suspects if suspect.pair.trainer.op}))
+    changes: dict[str, object] = {"store": "digest"}
+    if regions:
+        # Operators inside a region must be told apart: without their taps the difference seems not to move.
+        changes |= {"level": "operator", "modules": regions, "ports": "all"}
+    digest_plan = plan.model_copy(update=changes)
     links = []
     for count in range(len(found.suspects) + 1):
         asker.job.emit("prove", "putting operators right one by one", count, len(found.suspects))
         edits = put_right([suspect.pair for suspect in found.suspects[:count]], rollout)
         answer = asker.score("trainer", f"right-{count}", digest_plan, edits)
-        first, order = _first_differing(found, rollout, answer.taps)
+        first, order = _first_differing(found, count, rollout, answer.taps)
         gap = stats(rollout_N, answer.logprob_N, valid_N & answer.scored_N)
         if gap.exact and first != END:
             first += " (the logprobs are equal all the same)"
@@ -53,12 +58,15 @@ def walk(asker: Asker, rollout: Taps, found: Found, plan: CapturePlan, rollout_N
     return links
 
 
-def _first_differing(found: Found, rollout: Taps, taps: Taps) -> tuple[str, int]:
-    for counted in by_digest([pair for pair in found.pairs if not pair.trainer.op], rollout, taps):
-        if counted.differing:
-            site = str(counted.pair.trainer)
-            return site, taps.tap(site).order
-    return END, 1 << 60
+def _first_differing(found: Found, count: int, rollout: Taps, taps: Taps) -> tuple[str, int]:
+    """The sites that were put right are left out: their own taps show the value before the edit."""
+    right = {str(suspect.pair.trainer) for suspect in found.suspects[:count]}
+    pairs = [pair for pair in found.pairs if str(pair.trainer) not in right]
+    differing = [str(counted.pair.trainer) for counted in by_digest(pairs, rollout, taps) if counted.differing]
+    if not differing:
+        return END, 1 << 60
+    first = min(differing, key=lambda site: taps.tap(site).order)
+    return first, taps.tap(first).order
 
 
 def effect(before: Link, after: Link, valid_N: torch.Tensor) -> GapStats:

@@ -97,13 +97,13 @@ def _differing(pairs: list[Pair], rollout: Taps, forced: Taps) -> list[Suspect]:
 def _split(found: Found, asker: Asker, rollout: Taps, plan: CapturePlan, containers: tuple[str, ...]) -> None:
     """Tap the dispatcher operators inside the containers, pair them by value, force them too, and see what then differs."""
     edits = put_right(found.pairs, rollout)
-    operator_plan = plan.model_copy(update={"level": "operator", "modules": containers, "replay": True})
+    operator_plan = plan.model_copy(update={"level": "operator", "modules": containers, "ports": "all", "replay": True})
     taps = asker.score("trainer", "operators", operator_plan, edits).taps
     regions = {suspect.container for suspect in found.suspects if not suspect.leaf}
     inner = [pair for pair in _inner_pairs(taps, rollout, found) if pair.trainer.module in regions]
     if inner:
         taps = asker.score("trainer", "operators-forced", operator_plan, edits + put_right(inner, rollout)).taps
-        found.pairs = sorted(found.pairs + inner, key=lambda pair: taps.tap(str(pair.trainer)).order)
+        found.pairs += inner
         found.compared += len(inner)
         found.suspects = _differing(found.pairs, rollout, taps)
     found.operators = taps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from samebits.tools.align.taps import producer
 from samebits.tools.diff.chain import END, effect
 from samebits.tools.schema.artifacts.divergence import Proof, WorkItem
 
@@ -17,16 +18,19 @@ if TYPE_CHECKING:
     from samebits.tools.schema.results import Cell
 
 
-def items(found: Found, links: list[Link], causes: list[Cause], valid_N: torch.Tensor, rollout_operators: Taps | None) -> list[WorkItem]:
+def items(
+    found: Found, links: list[Link], causes: list[Cause], valid_N: torch.Tensor, rollout: Taps, rollout_operators: Taps | None
+) -> list[WorkItem]:
     """One WorkItem per suspect, in execution order."""
     made: list[WorkItem] = []
     seen: dict[tuple[str, str], int] = {}
     for index, suspect in enumerate(found.suspects):
         pattern = (suspect.kind, re.sub(r"\d+", "N", str(suspect.pair.trainer)))
+        ours = producer(rollout, suspect.pair.rollout)
         made.append(
             WorkItem(
-                index=index, kind=suspect.kind, rollout=(suspect.pair.rollout,), trainer=(suspect.pair.trainer,), between=between(suspect),
-                inputs=suspect.inputs, bits=suspect.bits, proof=proof(found, suspect, links[index], links[index + 1], rollout_operators),
+                index=index, kind=suspect.kind, rollout=(ours,), trainer=(suspect.pair.trainer,), between=between(suspect),
+                inputs=suspect.inputs, bits=suspect.bits, proof=proof(found, suspect, links[index], links[index + 1], _replayed(rollout_operators, ours.module)),
                 cause=causes[index], effect=effect(links[index], links[index + 1], valid_N), same_as=seen.get(pattern),
             )
         )
@@ -43,22 +47,26 @@ def between(suspect: Suspect) -> str:
     return f"between {starts or 'the start of ' + suspect.container} and {site}"
 
 
-def proof(found: Found, suspect: Suspect, before: Link, after: Link, rollout_operators: Taps | None) -> Proof:
+def proof(found: Found, suspect: Suspect, before: Link, after: Link, rollout_replay: bool | None) -> Proof:
     """DESIGN 3, step 5."""
     notes = []
     if after.order <= before.order and after.first != END:
         notes.append(f"with its output put right the first difference did not move on from {before.first}")
     return Proof(
-        rollout_replay=_replayed(rollout_operators, suspect.pair.rollout.module),
+        rollout_replay=rollout_replay,
         trainer_replay=_replayed(found.operators, suspect.container),
         equal_until=after.first, returns=before.order <= after.order and before.first != END, notes=tuple(notes),
     )
 
 
 def _replayed(taps: Taps | None, module: str) -> bool | None:
-    """Whether every operator of a module, run again on its recorded inputs, gave its recorded output; None: none was run."""
-    own = [replay.equal for replay in taps.manifest.replays if replay.site.module == module and replay.calls] if taps else []
-    return all(own) if own else None
+    """Whether what a module runs, run again on its recorded inputs, gave its recorded output; None: nothing was run again.
+
+    Its operators speak for it where they could be run; a container that holds edits cannot be replayed as a whole.
+    """
+    own = [replay for replay in taps.manifest.replays if replay.site.module == module and replay.calls and not replay.reason.startswith("not run")] if taps else []
+    told = [replay.equal for replay in own if replay.site.op] or [replay.equal for replay in own]
+    return all(told) if told else None
 
 
 def rows(work: list[WorkItem]) -> tuple[dict[str, Cell], ...]:

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samebits.tools.align.taps import Taps, producer
 from samebits.tools.align.weights import anchors
 from samebits.tools.diff import explain, report, selection
 from samebits.tools.diff.asking import Asker
@@ -31,7 +32,6 @@ from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
     import torch
-    from samebits.tools.align.taps import Taps
     from samebits.tools.align.weights import Anchor
     from samebits.tools.diff.chain import Link
     from samebits.tools.job.job import Job
@@ -106,8 +106,6 @@ def _localise(
 ) -> Result:
     budget = request.experiment.capture.budget_mib << 20
     digest_folders = [asker.job.folder / "passes" / f"{role}-digest" / "capture" for role in ("rollout", "trainer")]
-    from samebits.tools.align.taps import Taps
-
     row_bytes = selection.bytes_per_row(*(Taps.open(folder) for folder in digest_folders))
     chosen = selection.choose(data, differing_N, row_bytes, budget // 2)
     plan = CapturePlan(store="tensors", sequences=chosen, budget_bytes=budget)
@@ -117,12 +115,11 @@ def _localise(
     found = find(asker, stored.taps, found_anchors, plan)
     dropped = found.suspects[request.max_operators :]
     found.suspects = found.suspects[: request.max_operators]
-    operators_r = _rollout_operators(asker, found, plan) if found.suspects else None
+    operators_r = _rollout_operators(asker, found, stored.taps, plan) if found.suspects else None
     links = walk(asker, stored.taps, found, plan, stored.logprob_N, valid_N)
     job.emit("classify", f"{len(found.suspects)} operators")
-    causes = explain.causes(found, stored.taps, asker)
-    work = report.items(found, links, causes, valid_N, operators_r)
-    work = explain.keep_evidence(job, work, found, stored.taps, operators_r)
+    causes = explain.causes(found, stored.taps, request.experiment.trainer_model, data)
+    work = report.items(found, links, causes, valid_N, stored.taps, operators_r)
     _write_alignment(job, found, stored.taps)
     if not work:
         outcome: Diverged | Incomparable = Incomparable(reason="the logprobs differ, yet no paired site differs by itself: see not_compared")
@@ -136,9 +133,10 @@ def _localise(
     return _finish(job, asker, manifest, _sentence(manifest, links, len(chosen), len(data.sequences)))
 
 
-def _rollout_operators(asker: Asker, found: Found, plan: CapturePlan) -> Taps:
+def _rollout_operators(asker: Asker, found: Found, rollout: Taps, plan: CapturePlan) -> Taps:
     """The rollout's operators inside the modules of the work list, each run again on its own inputs (proof (a))."""
-    modules = tuple(sorted({suspect.pair.rollout.module for suspect in found.suspects if suspect.pair.rollout.module not in ("", "logprob")}))
+    sites = [producer(rollout, suspect.pair.rollout) for suspect in found.suspects]
+    modules = tuple(sorted({site.module for site in sites if site.module not in ("", "logprob")}))
     return asker.score("rollout", "operators", plan.model_copy(update={"level": "operator", "modules": modules, "replay": True})).taps
 
 
