@@ -135,7 +135,9 @@ class Progress:
 def telling(lines: list[str]) -> str:
     """What pip is at, from the last of its lines that says so."""
     for line in reversed(lines):
-        found = re.match(r"\s*(Collecting|Downloading|Processing|Building|Installing|Successfully)\b[^,(]*", line)
+        found = re.match(
+            r"\s*(Collecting|Downloading|Processing|Building|Installing|Successfully installed)\b[^,(]*", line
+        )
         if found:
             return found.group(0).strip() + (f" and {line.count(',')} more" if "," in line and "(" not in line else "")
     return "starting pip"
