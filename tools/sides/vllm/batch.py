@@ -73,6 +73,8 @@ class EngineRows:
     """Prompt and sampled tokens of each sequence."""
     prompts: list[int]
     """Prompt length of each sequence."""
+    follows: bool = True
+    """The engine is made to follow the sequences; False: behind the prompts it goes its own way."""
     facts: Facts = field(default_factory=Facts)
     batch: Batch | None = None
     _rows: PassRows | None = None
@@ -111,7 +113,8 @@ class EngineRows:
         assert told == position, "the positions given to the model are not those of the row map"
         fed = batch.input_ids_T[:count].tolist()
         for row, (s, p) in enumerate(zip(sequence, position, strict=True)):
-            assert s < 0 or fed[row] == self.sequences[s][p], (
+            own = s < 0 or (not self.follows and p >= self.prompts[s])
+            assert own or fed[row] == self.sequences[s][p], (
                 f"row {row} should be token {p} of sequence {s} ({self.sequences[s][p]}), the engine feeds {fed[row]}"
             )
         if metadata is not None:
@@ -140,6 +143,8 @@ class EngineRows:
     def forced(self, sampled_R: torch.Tensor) -> torch.Tensor:
         """The ids that must come out of this pass, in place of those the sampler drew; rows of unfinished prompts keep theirs."""
         assert self.batch is not None
+        if not self.follows:
+            return sampled_R
         assert len(sampled_R) == len(self.batch.requests), "the sampler has other rows than the pass has requests"
         drawn = sampled_R.tolist()
         wanted = list(drawn)

@@ -27,7 +27,6 @@ class Control:
     """State of one worker process."""
 
     rows: EngineRows | None = None
-    force: bool = True
     recorder: Any = None
     taps: Any = None
     """Opaque taps of a compiled model (taps.py), when the engine was opened with them."""
@@ -56,7 +55,7 @@ class Control:
 
     def sampled(self, sampled_R: torch.Tensor) -> torch.Tensor:
         """Token ids to go on with."""
-        if self.rows is None or not self.in_pass or not self.force:
+        if self.rows is None or not self.in_pass:
             return sampled_R
         return self.rows.forced(sampled_R)
 
@@ -86,8 +85,7 @@ def begin(
     worker: Any, sequences: list[list[int]], prompts: list[int], force: bool, plan: CapturePlan | None, edits: tuple[Edit, ...]
 ) -> None:
     """Watch the passes from now on: row map, forced ids, and with a plan or edits a recorder around the model."""
-    CONTROL.rows = EngineRows(sequences, prompts)
-    CONTROL.force = force
+    CONTROL.rows = EngineRows(sequences, prompts, follows=force)
     CONTROL.in_pass = False
     if plan is not None or edits:
         from samebits.tools.capture.recorder import Recorder

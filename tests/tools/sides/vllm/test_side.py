@@ -10,11 +10,12 @@ import torch
 from samebits.tools.schema.artifacts.capture import CaptureManifest
 from samebits.tools.schema.artifacts.weights import SideModules, SideWeights
 from samebits.tools.schema.errors import UserError
-from samebits.tools.schema.experiment import Workload
-from samebits.tools.schema.passes import Done, Generate, How, Modules, Push, Score, Weights
+from samebits.tools.schema.experiment import Rollout, Workload
+from samebits.tools.schema.passes import Done, Generate, How, Modules, Open, Push, Score, Weights
 from samebits.tools.schema.sites import CapturePlan, Flip, Site
 from samebits.tools.sides import rollout_store
 from samebits.tools.sides.transformers.tiny import write_tiny
+from samebits.tools.sides.vllm.side import VllmSide
 from samebits.tools.sides.vllm.push import expected_views, missing, read_state
 from samebits.tools.store import artifact
 from safetensors.torch import save_file
@@ -226,9 +227,9 @@ def test_a_push_that_cannot_be_read_is_refused_and_nothing_moves(engine: Session
     assert same(ask(How())[0], data.logprob_N)
 
 
-def test_a_missing_model_is_one_sentence(start: Callable[..., Session], place: Path) -> None:
+def test_a_missing_model_is_one_sentence(place: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
-        start("qwen3", model=str(place / "nothing"))
+        VllmSide.load(Open(role="rollout", config=Rollout(), model=str(place / "nothing"), device="cpu"))
 
 
 def test_an_engine_that_refuses_its_settings_says_why(start: Callable[..., Session], place: Path) -> None:
