@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+
 from samebits.tools.capture.passes import keys_of
 from samebits.tools.capture.tensors import copy_strided, dtype_name
 from samebits.tools.diff.bits import next_ulp
@@ -52,10 +53,13 @@ class Pending:
                 with safe_open(Path(edit.tensors), "pt") as file:
                     values, rows = file.get_tensor(edit.value), file.get_tensor(edit.rows)
             except (SafetensorError, OSError) as error:
-                raise UserError(edit.tensors, f"cannot be used to replace {edit.site}: {error}", "name a stored tap of a capture") from error
+                raise UserError(
+                    edit.tensors, f"cannot be used to replace {edit.site}: {error}", "name a stored tap of a capture"
+                ) from error
             if values.dim() != 2 or rows.shape != (len(values), 2):
                 raise UserError(
-                    edit.tensors, f"{edit.value} is {tuple(values.shape)} and {edit.rows} is {tuple(rows.shape)}, not [rows, columns] and [rows, 2]",
+                    edit.tensors,
+                    f"{edit.value} is {tuple(values.shape)}, not [rows, columns], or {edit.rows} is not [rows, 2]",
                     "name a stored tap and its row set",
                 )
             keys = keys_of(rows[:, 0], rows[:, 1])
@@ -102,11 +106,21 @@ class Edits:
         """
         for pending in self.pending:
             if pending.rows == 0:
-                reason = "this site never occurred in the run" if pending.met == 0 else "none of its rows was computed in the run"
-                raise UserError(f"edit of {pending.edit.site}", reason, "name a site, and a sequence and position, that a capture of this run lists")
+                reason = (
+                    "this site never occurred in the run"
+                    if pending.met == 0
+                    else "none of its rows was computed in the run"
+                )
+                raise UserError(
+                    f"edit of {pending.edit.site}",
+                    reason,
+                    "name a site, and a sequence and position, that a capture of this run lists",
+                )
 
 
-def apply(pending: list[Pending], tensor: torch.Tensor, layout: Layout | None, chosen: Chosen, *, in_place: bool) -> torch.Tensor:
+def apply(
+    pending: list[Pending], tensor: torch.Tensor, layout: Layout | None, chosen: Chosen, *, in_place: bool
+) -> torch.Tensor:
     """The tensor with the edits made: a copy with the same strides, or the tensor itself written in place.
 
     Raises:
@@ -117,7 +131,11 @@ def apply(pending: list[Pending], tensor: torch.Tensor, layout: Layout | None, c
         one.met += 1
         thing = f"edit of {one.edit.site}"
         if layout is None or layout.repeat != 1:
-            raise UserError(thing, f"the tensor here has no token rows of its own (shape {tuple(tensor.shape)})", "edit another site")
+            raise UserError(
+                thing,
+                f"the tensor here has no token rows of its own (shape {tuple(tensor.shape)})",
+                "edit another site",
+            )
         rows, source = one.targets(chosen.keys)
         if not len(rows):
             continue
@@ -130,7 +148,9 @@ def apply(pending: list[Pending], tensor: torch.Tensor, layout: Layout | None, c
     return tensor if out is None else out
 
 
-def _write(one: Pending, out: torch.Tensor, layout: Layout, rows: torch.Tensor, source: torch.Tensor | None, thing: str) -> None:
+def _write(
+    one: Pending, out: torch.Tensor, layout: Layout, rows: torch.Tensor, source: torch.Tensor | None, thing: str
+) -> None:
     view = layout.view(out)
     lead, rest = view.shape[: layout.lead], view.shape[layout.lead :]
     columns = prod(rest)
@@ -145,8 +165,14 @@ def _write(one: Pending, out: torch.Tensor, layout: Layout, rows: torch.Tensor, 
     else:
         values = one.load()[1][source]
         if values.dtype != out.dtype:
-            raise UserError(thing, f"the value is {dtype_name(values.dtype)}, the site {dtype_name(out.dtype)}", "capture both sides in one dtype")
+            raise UserError(
+                thing,
+                f"the value is {dtype_name(values.dtype)}, the site {dtype_name(out.dtype)}",
+                "capture both sides in one dtype",
+            )
         if column + values.shape[1] > columns:
-            raise UserError(thing, f"columns {column} to {column + values.shape[1]} of {columns}", "pair the columns of both sides")
+            raise UserError(
+                thing, f"columns {column} to {column + values.shape[1]} of {columns}", "pair the columns of both sides"
+            )
         now_KC[:, column : column + values.shape[1]] = values.to(out.device)
     view[index] = now_KC.reshape(len(rows), *rest)

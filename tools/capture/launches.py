@@ -1,8 +1,8 @@
 """Triton launches: `JITFunction.run` is wrapped while a recorder runs, so each kernel launch is seen as an operator.
 
-The operator's name is the kernel's. Which arguments a kernel writes is not declared anywhere: those whose bytes changed are
-recorded as `mut.NAME`, and those that were allocated and not yet written. Launches inside the autotuner's timing are let
-through. In interpreter mode (TRITON_INTERPRET=1) the interpreter's `run` is wrapped in the same way.
+The operator's name is the kernel's. Which arguments a kernel writes is not declared anywhere: those whose bytes
+changed are recorded as `mut.NAME`, and those that were allocated and not yet written. Launches inside the autotuner's
+timing are let through. In interpreter mode (TRITON_INTERPRET=1) the interpreter's `run` is wrapped in the same way.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from samebits.tools.diff.digest import digest_whole
 from samebits.tools.schema.sites import Site
 
@@ -69,7 +70,7 @@ class Launches:
     def _run(self, original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = self.recorder
         frame = recorder.frame
-        seen = frame is not None and frame.active and recorder.pass_ is not None
+        seen = frame is not None and frame.active and recorder.sink.running is not None
         if not seen or recorder.busy or self._timing or kwargs.get("warmup"):
             return original(kernel, *args, **kwargs)
         return self._launch(original, kernel, args, kwargs)
@@ -79,7 +80,9 @@ class Launches:
         name = f"triton.{kernel.fn.__name__}"
         module, call, index = mode.next_index(name)
         record = recorder.records
-        bound = dict(zip(kernel.arg_names, args, strict=False)) | {k: v for k, v in kwargs.items() if k in kernel.arg_names}
+        bound = dict(zip(kernel.arg_names, args, strict=False)) | {
+            k: v for k, v in kwargs.items() if k in kernel.arg_names
+        }
 
         def site(port: str) -> Site:
             return Site(module=module, call=call, op=name, index=index, port=port)
@@ -91,10 +94,12 @@ class Launches:
                 fresh = mode.is_fresh(tensor)
                 before[key] = None if fresh or tensor.nbytes > LIMIT else digest_whole(tensor)
                 if not fresh:
-                    recorder.take(site(f"in.{key}"), tensor, name, record=record, in_place=True)
+                    recorder.sink.take(site(f"in.{key}"), tensor, name, record=record, in_place=True)
             if record:
-                scalars = {key: value for key, value in bound.items() if isinstance(value, (int, float, bool, str, type(None)))}
-                recorder.take_text(site("scalars"), repr(scalars), name)
+                scalars = {
+                    key: value for key, value in bound.items() if isinstance(value, (int, float, bool, str, type(None)))
+                }
+                recorder.sink.take_text(site("scalars"), repr(scalars), name)
             again = recorder.replays.prepare_launch(recorder, args, kwargs) if record else None
         result = original(kernel, *args, **kwargs)
         with recorder.quiet():
@@ -105,5 +110,5 @@ class Launches:
                 if tensor.nbytes > LIMIT or (was is not None and torch.equal(digest_whole(tensor), was)):
                     continue
                 mode.touched(tensor)
-                recorder.take(site(f"mut.{key}"), tensor, name, record=record, in_place=True)
+                recorder.sink.take(site(f"mut.{key}"), tensor, name, record=record, in_place=True)
         return result

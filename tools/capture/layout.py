@@ -1,16 +1,18 @@
 """Finds the token rows of a tensor: every tap is kept as a matrix [rows, columns], one row per token.
 
-The rule, first match wins. T token rows of the pass, (B, L) its batch when the model sees one, R rows that reach the head:
+The rule, first match wins. T token rows of the pass, (B, L) its batch when the model sees one, R rows that reach the
+head:
 
 1. weights (storage of a parameter or buffer) have no token rows; the caller asks for none.
-2. batched pass: [B, L, ...]; then [B, ..., L, ...] with one further axis of length L, the last one only if no other is;
-   then [L, B, ...]; then [B*n, ..., L, ...] (heads folded into the batch); then [1, L, ...] (the same for every row of the batch).
+2. batched pass: [B, L, ...]; then [B, ..., L, ...] with one further axis of length L, the last one only if no other
+   is; then [L, B, ...]; then [B*n, ..., L, ...] (heads folded into the batch); then [1, L, ...] (the same for every
+   row of the batch).
 3. [T, ...]; then [1, T, ...]; then one axis of length T anywhere, the last one only if no other is.
 4. [R, ...], [1, R, ...], [R, 1, ...]: logits and what follows them. Only where R is not T.
 
-With no candidate the tensor has no token rows: it is kept as a whole. A finding is not `sure` where the shape allows another:
-[T, ..., T, ...] (as many heads as tokens), and every tensor of a pass of one token row. Then the axis that was found for the
-same site in another pass decides (`like`), and a sure finding later overrules.
+With no candidate the tensor has no token rows: it is kept as a whole. A finding is not `sure` where the shape allows
+another: [T, ..., T, ...] (as many heads as tokens), and every tensor of a pass of one token row. Then the axis that
+was found for the same site in another pass decides (`like`), and a sure finding later overrules.
 
 Columns are the other axes in their order, flattened. So [B, H, L, D] and [T, H * D] give the same rows.
 """
@@ -105,7 +107,13 @@ def _batched(shape: tuple[int, ...], batch: int, length: int) -> Layout | None:
         return Layout(None, _front(rank, 0, axis), 2)
     if shape[:2] == (length, batch):
         return Layout(None, _front(rank, 1, 0), 2)
-    if batch > 1 and rank >= 3 and shape[0] % batch == 0 and shape[0] != batch and (axis := _only(shape, length, 1)) is not None:
+    if (
+        batch > 1
+        and rank >= 3
+        and shape[0] % batch == 0
+        and shape[0] != batch
+        and (axis := _only(shape, length, 1)) is not None
+    ):
         split = (batch, shape[0] // batch, *shape[1:])
         return Layout(split, _front(rank + 1, 0, axis + 1), 2)
     if batch > 1 and shape[:2] == (1, length):
@@ -124,7 +132,14 @@ def _flat(shape: tuple[int, ...], tokens: int) -> Layout | None:
 
 
 def _like(shape: tuple[int, ...], tokens: int, like: Layout | None) -> Layout | None:
-    if like is None or not like.sure or like.lead != 1 or like.head or like.split is not None or len(like.axes) != len(shape):
+    if (
+        like is None
+        or not like.sure
+        or like.lead != 1
+        or like.head
+        or like.split is not None
+        or len(like.axes) != len(shape)
+    ):
         return None
     return like if shape[like.axes[0]] == tokens else None
 

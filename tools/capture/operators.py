@@ -8,18 +8,25 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from samebits.tools.capture.launches import Launches
 from samebits.tools.capture.tensors import leaves, mapped
 from samebits.tools.schema.sites import Site
-from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from samebits.tools.capture.recorder import Recorder
 
 _ALLOCATE = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided")
-_NOT_NUMBERS = ("aten._unsafe_view.default", "aten.detach.default", "aten.lift_fresh.default", "aten.alias.default", "aten.set_")
+_NOT_NUMBERS = (
+    "aten._unsafe_view.default",
+    "aten.detach.default",
+    "aten.lift_fresh.default",
+    "aten.alias.default",
+    "aten.set_",
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,7 +50,11 @@ def kind_of(func: Any) -> Kind:
     """Read the schema once."""
     schema = func._schema
     name = str(func)
-    written = {a.name: set(a.alias_info.before_set) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    written = {
+        a.name: set(a.alias_info.before_set)
+        for a in schema.arguments
+        if a.alias_info is not None and a.alias_info.is_write
+    }
     sets = [set(r.alias_info.before_set) for r in schema.returns if r.alias_info is not None]
     returned = frozenset(n for n, s in written.items() if s and any(s & other for other in sets))
     views = bool(schema.returns) and not written and all(r.alias_info is not None for r in schema.returns)
@@ -68,43 +79,50 @@ def _text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             return [plain(part) for part in value]
         if isinstance(value, dict):
             return {key: plain(part) for key, part in value.items()}
-        return value if isinstance(value, (int, float, bool, str, type(None))) else str(value) if isinstance(
-            value, (torch.dtype, torch.device, torch.layout, torch.memory_format)
-        ) else type(value).__name__
+        return (
+            value
+            if isinstance(value, (int, float, bool, str, type(None)))
+            else str(value)
+            if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format))
+            else type(value).__name__
+        )
 
     return repr((plain(args), plain(kwargs)))
 
 
-class OperatorMode(TorchDispatchMode):
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Active while the innermost chosen module runs; asks the recorder to take what goes in and comes out."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.launches = Launches(recorder, self)
-        self.fresh: set[int] = set()
-        """Storages that were allocated and never written: their bits mean nothing yet."""
+        self.fresh: dict[int, torch.UntypedStorage] = {}
+        """Storages that were allocated and never written: no value yet. Held, so that no address returns."""
         self.skipped: Counter[tuple[str, str]] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder
         frame = recorder.frame
-        if recorder.busy or recorder.pass_ is None or frame is None:
+        if recorder.busy or recorder.sink.running is None or frame is None:
             return func(*args, **kwargs)
         kind = kind_of(func)
         if kind.skip:
             out = func(*args, **kwargs)
             self.skipped[kind.name, kind.skip] += 1
             if kind.allocates:
-                self.fresh.add(out.untyped_storage().data_ptr())
+                self.fresh[out.untyped_storage().data_ptr()] = out.untyped_storage()
             return out
         return self._call(func, kind, args, kwargs)
 
     def next_index(self, op: str) -> tuple[str, int, int]:
         """(module, call, index) of the next call of an operator in the running module call."""
-        frame, running = self.recorder.frame, self.recorder.pass_
-        assert frame is not None and running is not None
+        frame, running = self.recorder.frame, self.recorder.sink.running
+        assert frame is not None
+        assert running is not None
         key = (frame.path, frame.call, op)
         index = running.operators.get(key, 0)
         running.operators[key] = index + 1
@@ -112,7 +130,7 @@ class OperatorMode(TorchDispatchMode):
 
     def touched(self, tensor: torch.Tensor) -> None:
         """Its storage holds a value now."""
-        self.fresh.discard(tensor.untyped_storage().data_ptr())
+        self.fresh.pop(tensor.untyped_storage().data_ptr(), None)
 
     def is_fresh(self, tensor: torch.Tensor) -> bool:
         """Allocated and never written."""
@@ -140,33 +158,34 @@ class OperatorMode(TorchDispatchMode):
                 recorder.replays.operator(recorder, site("out0"), func, again, out, [tensor for _, tensor in written])
             ports = iter(f"out{i}" for i, _ in enumerate(leaves(out)))
             in_place = bool(kind.returned)
-            out = mapped(out, lambda t: recorder.take(site(next(ports)), t, kind.name, record=record, in_place=in_place))
+            out = mapped(
+                out, lambda t: recorder.sink.take(site(next(ports)), t, kind.name, record=record, in_place=in_place)
+            )
             for name, tensor in written:
                 if name.split(".")[0] not in kind.returned:
-                    recorder.take(site(f"mut.{name}"), tensor, kind.name, record=record, in_place=True)
+                    recorder.sink.take(site(f"mut.{name}"), tensor, kind.name, record=record, in_place=True)
         return out
 
     def _inputs(
         self, kind: Kind, site: Any, args: tuple[Any, ...], kwargs: dict[str, Any], record: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         recorder = self.recorder
-        numbers = iter(range(1 << 30))
-        new_args = []
-        for position, arg in enumerate(args):
-            written = position < len(kind.arguments) and kind.arguments[position] in kind.written
-            new_args.append(mapped(arg, lambda t, w=written: self._input(site(f"in{next(numbers)}"), t, kind, record, w)))
-        new_kwargs = {}
-        for name, arg in kwargs.items():
-            names = iter([f"in.{part}" for part, _ in leaves(arg, name)])
-            new_kwargs[name] = mapped(arg, lambda t, n=names, w=name in kind.written: self._input(site(next(n)), t, kind, record, w))
-        if record:
-            recorder.take_text(site("scalars"), _text(args, kwargs), kind.name)
-        return tuple(new_args), new_kwargs
+        ports = iter([f"in{i}" for i, _ in enumerate(leaves(args))] + [f"in.{name}" for name, _ in leaves(kwargs)])
 
-    def _input(self, site: Site, tensor: torch.Tensor, kind: Kind, record: bool, written: bool) -> torch.Tensor:
-        if self.is_fresh(tensor):
-            return tensor
-        return self.recorder.take(site, tensor, kind.name, record=record, in_place=written)
+        def taker(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+            def take(tensor: torch.Tensor) -> torch.Tensor:
+                port = next(ports)
+                if self.is_fresh(tensor):
+                    return tensor
+                return recorder.sink.take(site(port), tensor, kind.name, record=record, in_place=name in kind.written)
+
+            return take
+
+        new_args = tuple(mapped(arg, taker(name)) for name, arg in zip(kind.arguments, args, strict=False))
+        new_kwargs = {name: mapped(arg, taker(name)) for name, arg in kwargs.items()}
+        if record:
+            recorder.sink.take_text(site("scalars"), _text(args, kwargs), kind.name)
+        return new_args, new_kwargs
 
     @staticmethod
     def written(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

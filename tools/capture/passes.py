@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+
 from samebits.tools.capture.layout import Grid
 
 if TYPE_CHECKING:
@@ -83,6 +84,12 @@ class Pass:
         head = tokens if head_R is None else Chosen.of(f"{number}h", keys_T[head_R], sequences)
         grid = Grid(len(keys_T), rows.batch, None if head_R is None else len(head_R))
         return cls(number, grid, tokens, head)
+
+    def next_call(self, module: str) -> int:
+        """Number of this call of a module."""
+        call = self.calls.get(module, 0)
+        self.calls[module] = call + 1
+        return call
 
     def tick(self) -> int:
         """The next place in time."""

@@ -1,7 +1,7 @@
 """Proof (a): a module, operator or kernel run again at once on copies of what went in must give the same bits.
 
-It runs inside the same forward pass, so engine context is there. What cannot be run again without harm is skipped with the reason:
-objects that hold state (a KV cache object), and written arguments too large to copy.
+It runs inside the same forward pass, so engine context is there. What cannot be run again without harm is skipped
+with the reason: objects that hold state (a KV cache object), and written arguments too large to copy.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from samebits.tools.capture.tensors import copy_strided, extent, leaves, mapped, same_bits
 from samebits.tools.schema.artifacts.capture import Replay
 from samebits.tools.schema.sites import Site
@@ -22,7 +23,19 @@ if TYPE_CHECKING:
 
 LIMIT = 256 << 20
 """Bytes of one argument that may be copied."""
-_PLAIN = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (
+    int,
+    float,
+    bool,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "exponential")
 
 
@@ -82,13 +95,19 @@ class Replays:
         state = _stateful((*args, *kwargs.values()))
         large = [t for _, t in leaves((args, kwargs)) if extent(t) * t.element_size() > LIMIT]
         if state or large:
-            reason = f"an argument is a {state}, which may hold state" if state else f"an argument has {large[0].nbytes >> 20} MiB"
+            reason = (
+                f"an argument is a {state}, which may hold state"
+                if state
+                else f"an argument has {large[0].nbytes >> 20} MiB"
+            )
             return Again(reason=reason)
         if frame.module.training and any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in frame.module.modules()):
             return Again(reason="it draws random numbers (dropout in training mode)")
         return Again(mapped(args, copy_strided), mapped(kwargs, copy_strided))
 
-    def module(self, recorder: Recorder, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def module(
+        self, recorder: Recorder, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         """Run a module's forward again and compare what it returned and what it wrote into its arguments."""
         again: Again = frame.again
         site = Site(module=frame.path, port="out0", call=frame.call)
@@ -102,7 +121,9 @@ class Replays:
 
     # --- operators
 
-    def prepare_operator(self, recorder: Recorder, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Again | None:
+    def prepare_operator(
+        self, recorder: Recorder, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Again | None:
         """Copies of an operator's arguments."""
         if recorder.plan is None or not recorder.plan.replay:
             return None
@@ -117,7 +138,9 @@ class Replays:
                     return Again(reason=f"it writes {name} ({tensor.nbytes >> 20} MiB)")
         return Again(mapped(args, _copy_small), mapped(kwargs, _copy_small))
 
-    def operator(self, recorder: Recorder, site: Site, func: Any, again: Again, out: Any, written: list[torch.Tensor]) -> None:
+    def operator(
+        self, recorder: Recorder, site: Site, func: Any, again: Again, out: Any, written: list[torch.Tensor]
+    ) -> None:
         """Run an operator again and compare its returns and what it wrote."""
         if again.reason:
             self._skip(site, again.reason)
@@ -134,13 +157,20 @@ class Replays:
         """Copies of a kernel's arguments; all must be copied, since any may be written."""
         if recorder.plan is None or not recorder.plan.replay:
             return None
-        large = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor) and extent(t) * t.element_size() > LIMIT]
+        large = [
+            t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor) and extent(t) * t.element_size() > LIMIT
+        ]
         if large:
             return Again(reason=f"an argument has {large[0].nbytes >> 20} MiB")
         return Again(tuple(_copy(a) for a in args), {key: _copy(value) for key, value in kwargs.items()})
 
     def launch(
-        self, recorder: Recorder, site: Site, run: Callable[..., Any], kernel: Any, again: Again,
+        self,
+        recorder: Recorder,
+        site: Site,
+        run: Callable[..., Any],
+        kernel: Any,
+        again: Again,
         live: tuple[tuple[Any, ...], dict[str, Any]],
     ) -> None:
         """Launch a kernel again and compare all its tensors."""

@@ -1,7 +1,8 @@
-"""What a capture holds while it runs: per site the digests (and values) of its rows, pass after pass, under a byte budget.
+"""What a capture holds while it runs: per site the digests (and values) of its rows, pass after pass, under a byte
+budget.
 
-Digests are computed in batches: copies of rows of equal length wait until enough of them are there, since one launch per
-tap would cost more than the model. Values go to CPU memory as they are.
+Digests are computed in batches: copies of rows of equal length wait until enough of them are there, since one launch
+per tap would cost more than the model. Values go to CPU memory as they are.
 
 Legend: K rows taken at one site in one pass, C columns.
 """
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+
 from samebits.tools.diff.digest import digest_rows, digest_whole, raw_bytes
 from samebits.tools.schema.errors import UserError
 
@@ -81,7 +83,8 @@ class Store:
     def refusal(self, size: int, how: str) -> UserError:
         """The one error of a capture over its budget."""
         return UserError(
-            "capture", f"needs {size / 2**20:.1f} MiB ({how}), the budget is {self.budget / 2**20:.1f} MiB",
+            "capture",
+            f"needs {size / 2**20:.1f} MiB ({how}), the budget is {self.budget / 2**20:.1f} MiB",
             "raise capture.budget_mib, or capture fewer layers or sequences, or store digests only",
         )
 
@@ -118,7 +121,7 @@ class Store:
         for group in groups.values():
             bytes_KB = [raw_bytes(rows_KC) for _, rows_KC in group]
             digests = digest_rows(bytes_KB[0] if len(bytes_KB) == 1 else torch.cat(bytes_KB))
-            for (chunk, rows_KC), part in zip(group, digests.split([len(b) for b in bytes_KB]), strict=True):
+            for (chunk, rows_KC), part in zip(group, torch.split(digests, [len(b) for b in bytes_KB]), strict=True):
                 chunk.digests = part
                 if self.keep_values:
                     chunk.value = rows_KC.to("cpu")
@@ -135,7 +138,10 @@ class Store:
             return
         estimate = self.held * max(1.0, self.expected_rows / rows)
         if estimate > self.budget:
-            raise self.refusal(int(estimate), f"{self.held / 2**20:.1f} MiB for the {rows} token rows of the first pass, {self.expected_rows} in all")
+            raise self.refusal(
+                int(estimate),
+                f"{self.held / 2**20:.1f} MiB for the {rows} token rows of the first pass, {self.expected_rows} in all",
+            )
 
     def drop(self) -> None:
         """Free everything."""

@@ -12,7 +12,7 @@ from samebits.tools.schema.artifacts.capture import CaptureManifest
 from samebits.tools.schema.artifacts.weights import SideModules
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.passes import Modules
-from samebits.tools.schema.results import Result
+from samebits.tools.schema.results import Cell, Result
 from samebits.tools.schema.sites import CapturePlan
 from samebits.tools.store import artifact
 
@@ -58,7 +58,11 @@ def plan_of(config: Capture, modules: tuple[str, ...] | None, sequences: int) ->
     """The plan of an experiment's [capture] section."""
     kept = None if config.sequences == "all" else tuple(range(min(config.sequences, sequences)))
     return CapturePlan(
-        level=config.level, modules=modules, store=config.store, sequences=kept, replay=config.level == "operator",
+        level=config.level,
+        modules=modules,
+        store=config.store,
+        sequences=kept,
+        replay=config.level == "operator",
         budget_bytes=config.budget_mib << 20,
     )
 
@@ -78,7 +82,9 @@ def chosen_modules(tree: SideModules, config: Capture) -> tuple[str, ...]:
     absent = sorted(set(config.layers) - set(inside))
     if absent:
         there = f"layers 0 to {max(inside)}" if inside else "no numbered layers"
-        raise UserError("capture.layers", f"layer {absent[0]} is not in this model, which has {there}", "name existing layers")
+        raise UserError(
+            "capture.layers", f"layer {absent[0]} is not in this model, which has {there}", "name existing layers"
+        )
     paths = [path for layer in config.layers for path in inside[layer]]
     if config.level == "operator":
         shortest = min(path.count(".") for path in paths)
@@ -115,10 +121,15 @@ def _complete(folder: Path, same: bool, source: Source) -> CaptureManifest:
 
 def _answer(manifest: CaptureManifest, folder: Path, same: bool, steady: bool, side: str) -> Result:
     size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
-    rows = tuple(
+    rows: tuple[dict[str, Cell], ...] = tuple(
         {
-            "site": str(tap.site), "producer": tap.producer, "dtype": tap.dtype, "rows": tap.rows, "columns": tap.columns,
-            "stored": tap.stored, "digest": tap.digest,
+            "site": str(tap.site),
+            "producer": tap.producer,
+            "dtype": tap.dtype,
+            "rows": tap.rows,
+            "columns": tap.columns,
+            "stored": tap.stored,
+            "digest": tap.digest,
         }
         for tap in manifest.taps
     )
@@ -126,13 +137,18 @@ def _answer(manifest: CaptureManifest, folder: Path, same: bool, steady: bool, s
     if same:
         first = "The captured run gave the same logprob bits as the run without capture."
     elif steady:
-        first = "CAPTURE DISTURBS THE RUN: its logprobs differ from those of the run without capture. Trust no tap of it."
+        first = (
+            "CAPTURE DISTURBS THE RUN: its logprobs differ from those of the run without capture. Trust no tap of it."
+        )
     else:
         first = "THE SIDE IS NOT EQUAL TO ITSELF: the same call twice gives other logprobs, with or without capture."
     return Result(
         verdict="done" if same and manifest.taps else "differs" if manifest.taps else "unjudged",
-        summary=" ".join([first, head, *_notes(manifest)]), ids={"capture": folder.name}, rows=rows[:SHOWN],
-        truncated=len(rows) > SHOWN, total=len(rows),
+        summary=" ".join([first, head, *_notes(manifest)]),
+        ids={"capture": folder.name},
+        rows=rows[:SHOWN],
+        truncated=len(rows) > SHOWN,
+        total=len(rows),
         next="samebits diff" if same else "samebits measure --axes repeat" if not steady else f"read {side}.log",
     )
 
@@ -142,7 +158,8 @@ def _notes(manifest: CaptureManifest) -> list[str]:
     if manifest.missing:
         notes.append(f"{manifest.missing} token rows were never computed (prefix cache).")
     if manifest.recomputed_differing:
-        notes.append(f"Rows computed again differ at {len(manifest.recomputed_differing)} sites, first {manifest.recomputed_differing[0]}.")
+        differing = manifest.recomputed_differing
+        notes.append(f"Rows computed again differ at {len(differing)} sites, first {differing[0]}.")
     failed = [replay for replay in manifest.replays if replay.calls and not replay.equal]
     if manifest.replays:
         done = sum(1 for replay in manifest.replays if replay.calls)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+
 from samebits.tools.capture.passes import rows_of
 from samebits.tools.diff.digest import digest_tap, digest_whole, to_hex
 from samebits.tools.schema.artifacts.base import Environment
@@ -95,10 +96,16 @@ class Merged:
             return []  # token rows were seen only in passes of one row, where everything has one
         axes = (layout.axes, layout.lead)
         chunks = [
-            chunk for chunk in entry.chunks
-            if chunk.layout.sure or not layout.sure or chunk.layout.split is not None or (chunk.layout.axes, chunk.layout.lead) == axes
+            chunk
+            for chunk in entry.chunks
+            if chunk.layout.sure
+            or not layout.sure
+            or chunk.layout.split is not None
+            or (chunk.layout.axes, chunk.layout.lead) == axes
         ]
-        left = sum(len(chunk.chosen.kept_keys) for chunk in entry.chunks) - sum(len(chunk.chosen.kept_keys) for chunk in chunks)
+        left = sum(len(chunk.chosen.kept_keys) for chunk in entry.chunks) - sum(
+            len(chunk.chosen.kept_keys) for chunk in chunks
+        )
         if left:
             self.untapped[site] = f"{left} rows of passes in which the token axis could not be told"
         elif entry.wholes:
@@ -125,9 +132,17 @@ class Merged:
             chunk.value = chunk.digests = None
         self.taps.append(
             Tap(
-                site=entry.site, order=entry.order, dtype=entry.dtype, shape=entry.shape, strides=entry.strides,
-                columns=max(widths) if len(widths) == 1 else 0, rowset=rows.number, rows=len(rows.keys_U), stored=stored,
-                digest=to_hex(digest_tap(digests_U2))[0], producer=entry.producer,
+                site=entry.site,
+                order=entry.order,
+                dtype=entry.dtype,
+                shape=entry.shape,
+                strides=entry.strides,
+                columns=max(widths) if len(widths) == 1 else 0,
+                rowset=rows.number,
+                rows=len(rows.keys_U),
+                stored=stored,
+                digest=to_hex(digest_tap(digests_U2))[0],
+                producer=entry.producer,
             )
         )
 
@@ -141,8 +156,17 @@ class Merged:
         self.tensors[f"digest.{number}"] = digests[:1] if one else digests
         self.taps.append(
             Tap(
-                site=entry.site, order=entry.order, dtype=entry.dtype, shape=entry.shape, strides=entry.strides, columns=0, rowset=None,
-                rows=0, stored=entry.whole is not None, digest=to_hex(digest)[0], producer=entry.producer,
+                site=entry.site,
+                order=entry.order,
+                dtype=entry.dtype,
+                shape=entry.shape,
+                strides=entry.strides,
+                columns=0,
+                rowset=None,
+                rows=0,
+                stored=entry.whole is not None,
+                digest=to_hex(digest)[0],
+                producer=entry.producer,
             )
         )
 
@@ -159,28 +183,42 @@ def missing_rows(keys: torch.Tensor, lengths: Sequence[int] | None, sequences: S
         wanted = range(len(lengths)) if sequences is None else sequences
         return sum(lengths[i] for i in wanted) - len(keys)
     of, position = keys >> 32, keys & 0xFFFFFFFF
-    return sum(int(position[of == i].max()) + 1 - int((of == i).sum()) for i in of.unique())
+    return sum(int(position[of == i].max()) + 1 - int((of == i).sum()) for i in torch.unique(of).tolist())
 
 
 def write(
-    folder: Path, recorder: Recorder, *, lengths: Sequence[int] | None, same_logprobs: bool | None, environment: Environment | None,
+    folder: Path,
+    recorder: Recorder,
+    *,
+    lengths: Sequence[int] | None,
+    same_logprobs: bool | None,
+    environment: Environment | None,
     made_from: dict[str, str],
 ) -> CaptureManifest:
     """Write the artifact of a finished recorder, freeing what it held."""
     plan = recorder.plan
     assert plan is not None
     merged = Merged()
-    for entry in sorted(recorder.store.entries.values(), key=lambda e: e.order):
+    for entry in sorted(recorder.sink.store.entries.values(), key=lambda e: e.order):
         merged.add(entry)
     keys = torch.cat(recorder.counts.seen) if recorder.counts.seen else torch.empty(0, dtype=torch.int64)
-    unique = keys.unique()
+    unique = torch.unique(keys)
     untapped = recorder.untapped() | merged.untapped
     manifest = CaptureManifest(
-        role=recorder.role, plan=plan, taps=tuple(merged.taps), tokens=len(unique), passes=recorder.counts.passes,
-        recomputed=len(keys) - len(unique), recomputed_differing=tuple(merged.differing),
-        missing=missing_rows(unique, lengths, plan.sequences), same_logprobs=same_logprobs, replays=recorder.replays.results(),
-        untapped=tuple(f"{name}: {why}" for name, why in untapped.items()), made_from=made_from, environment=environment or Environment(),
+        role=recorder.role,
+        plan=plan,
+        taps=tuple(merged.taps),
+        tokens=len(unique),
+        passes=recorder.counts.passes,
+        recomputed=len(keys) - len(unique),
+        recomputed_differing=tuple(merged.differing),
+        missing=missing_rows(unique, lengths, plan.sequences),
+        same_logprobs=same_logprobs,
+        replays=recorder.replays.results(),
+        untapped=tuple(f"{name}: {why}" for name, why in untapped.items()),
+        made_from=made_from,
+        environment=environment or Environment(),
     )
     tensors = merged.tensors | merged.sets.tensors
-    recorder.store.drop()
+    recorder.sink.store.drop()
     return artifact.write(folder, manifest, {TENSORS: tensors})

@@ -8,11 +8,21 @@ Legend: R rows, C columns.
 from __future__ import annotations
 
 import torch
+
 from samebits.tools.diff.digest import digest_rows, digest_tap, digest_whole, to_hex
 from samebits.tools.schema.artifacts.divergence import Bits
 
 __all__ = [
-    "compare", "digest_rows", "digest_tap", "digest_whole", "equal", "hex_rows", "next_ulp", "ordered", "rows_differing", "to_hex",
+    "compare",
+    "digest_rows",
+    "digest_tap",
+    "digest_whole",
+    "equal",
+    "hex_rows",
+    "next_ulp",
+    "ordered",
+    "rows_differing",
+    "to_hex",
     "ulps",
 ]
 
@@ -87,7 +97,11 @@ def rows_differing(a_RC: torch.Tensor, b_RC: torch.Tensor) -> torch.Tensor:
     """bool [R]: rows with any unequal bit."""
     _check(a_RC, b_RC)
     left, right = bit_view(a_RC.contiguous()), bit_view(b_RC.contiguous())
-    return (left != right).flatten(1).any(dim=1) if left.numel() else torch.zeros(len(left), dtype=torch.bool, device=a_RC.device)
+    return (
+        (left != right).flatten(1).any(dim=1)
+        if left.numel()
+        else torch.zeros(len(left), dtype=torch.bool, device=a_RC.device)
+    )
 
 
 def compare(a_RC: torch.Tensor, b_RC: torch.Tensor) -> Bits:
@@ -105,7 +119,7 @@ def compare(a_RC: torch.Tensor, b_RC: torch.Tensor) -> Bits:
     rows = elements = same_value = most = 0
     largest = 0.0
     step = max(1, _CHUNK // max(1, a_RC.shape[1]))
-    for a, b in zip(a_RC.split(step), b_RC.split(step), strict=True):
+    for a, b in zip(torch.split(a_RC, step), torch.split(b_RC, step), strict=True):
         left, right = bit_view(a.contiguous()), bit_view(b.contiguous())
         if torch.equal(left, right):
             continue
@@ -121,8 +135,13 @@ def compare(a_RC: torch.Tensor, b_RC: torch.Tensor) -> Bits:
         far = (x.double() - y.double()).abs().masked_fill(same, 0.0)
         largest = max(largest, float(far.nan_to_num(nan=float("inf"), posinf=float("inf")).max()))
     return Bits(
-        rows=len(a_RC), rows_differing=rows, elements=a_RC.numel(), elements_differing=elements, max_ulps=most,
-        max_abs=largest, value_equal_only=same_value,
+        rows=len(a_RC),
+        rows_differing=rows,
+        elements=a_RC.numel(),
+        elements_differing=elements,
+        max_ulps=most,
+        max_abs=largest,
+        value_equal_only=same_value,
     )
 
 

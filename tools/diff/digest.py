@@ -1,16 +1,17 @@
 """The one definition of a digest: 128 bits over raw bytes in order.
 
-A row of n bytes is cut into segments of SEGMENT bytes (the last one may be shorter). Every byte b_j of a segment, read as int8,
-is multiplied by LANES fixed keys k_j (nonzero, |k| <= 63, from splitmix64), and summed exactly:
+A row of n bytes is cut into segments of SEGMENT bytes (the last one may be shorter). Every byte b_j of a segment,
+read as int8, is multiplied by LANES fixed keys k_j (nonzero, |k| <= 63, from splitmix64), and summed exactly:
 
     s_l = sum_j b_j * k_jl          l = 0..LANES-1, exact in int32, so the order of the summation cannot matter
 
-One changed byte changes every lane. Two changed bytes (a swap, a pair that would cancel in an XOR) leave one lane as it was
-with probability 1/126, hence all of them with 126^-24. The sums, two to a 64-bit word, are then mixed with the
-word's place (add, multiply, xor-shift, twice) and folded into two 64-bit words by two sets of odd multipliers, the length n
-comes in last: a row with zeros appended has another digest.
+One changed byte changes every lane. Two changed bytes (a swap, a pair that would cancel in an XOR) leave one lane as
+it was with probability 1/126, hence all of them with 126^-24. The sums, two to a 64-bit word, are then mixed with the
+word's place (add, multiply, xor-shift, twice) and folded into two 64-bit words by two sets of odd multipliers, the
+length n comes in last: a row with zeros appended has another digest.
 
-All arithmetic is exact integer arithmetic, so every device gives the same value. Not cryptographic: nobody chooses the activations.
+All arithmetic is exact integer arithmetic, so every device gives the same value. Not cryptographic: nobody chooses
+the activations.
 
 The first step is an int8 matrix product: oneDNN or cuBLAS have it, and on CUDA a Triton kernel reads each byte once.
 |k| <= 63 keeps pairs of products inside int16, where CPUs without VNNI would saturate.
@@ -96,7 +97,7 @@ def _fold(sums: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous, with the strides that a contiguous tensor should have: axes of size 1 may carry any, and views refuse them."""
+    """Contiguous, with the strides of a contiguous tensor: axes of size 1 may carry any, and views refuse them."""
     whole = tensor.detach().contiguous()
     strides, step = [], 1
     for size in reversed(whole.shape):
@@ -130,15 +131,15 @@ def digest_rows(rows_RC: torch.Tensor) -> torch.Tensor:
         step = max(1, _BLOCK // max(1, -(-length // SEGMENT)))
         if bytes_RB.is_cuda:
             step = max(1, len(bytes_RB)) if bytes_RB.numel() < 1 << 30 else step
-        parts = [_fold(_sums(block), length) for block in bytes_RB.split(step)] if len(bytes_RB) else []
+        parts = [_fold(_sums(block), length) for block in torch.split(bytes_RB, step)] if len(bytes_RB) else []
     return torch.cat(parts) if parts else torch.zeros(0, 2, dtype=torch.int64, device=rows_RC.device)
 
 
 def digest_whole(tensor: torch.Tensor) -> torch.Tensor:
     """Digest of all bytes of a tensor in its logical order: int64 [2]. Its shape and dtype do not enter.
 
-    The bytes are cut into rows of SEGMENT bytes, the digests of those are the bytes of the next level; the length of the
-    whole is folded in at the end.
+    The bytes are cut into rows of SEGMENT bytes, the digests of those are the bytes of the next level; the length of
+    the whole is folded in at the end.
     """
     flat = raw_bytes(tensor.detach().reshape(1, -1)).view(-1)
     length = flat.numel()

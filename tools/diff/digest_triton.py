@@ -5,6 +5,8 @@ Legend: R rows, B bytes per row, S segments per row, L lanes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -16,9 +18,18 @@ _LANES_PADDED = 32
 
 @triton.jit
 def lane_sums_kernel(
-    bytes_ptr, keys_ptr, out_ptr, rows, length, segments,  # type: ignore[no-untyped-def]
-    SEGMENT: tl.constexpr, LANES: tl.constexpr, LANES_PADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_B: tl.constexpr,
-):
+    bytes_ptr: Any,
+    keys_ptr: Any,
+    out_ptr: Any,
+    rows: Any,
+    length: Any,
+    segments: Any,
+    SEGMENT: tl.constexpr,
+    LANES: tl.constexpr,
+    LANES_PADDED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+) -> None:
     """out[r, s, l] = sum over the bytes j of segment s of bytes[r, s * SEGMENT + j] * keys[j, l], int32."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     segment = tl.program_id(1).to(tl.int64)
@@ -30,10 +41,13 @@ def lane_sums_kernel(
         inside = byte < size
         data = tl.load(
             bytes_ptr + row[:, None] * length + segment * SEGMENT + byte[None, :],
-            mask=(row[:, None] < rows) & inside[None, :], other=0,
+            mask=(row[:, None] < rows) & inside[None, :],
+            other=0,
         )
         keys = tl.load(
-            keys_ptr + byte[:, None] * LANES + lane[None, :], mask=inside[:, None] & (lane[None, :] < LANES), other=0,
+            keys_ptr + byte[:, None] * LANES + lane[None, :],
+            mask=inside[:, None] & (lane[None, :] < LANES),
+            other=0,
         )
         total += tl.dot(data, keys, out_dtype=tl.int32)
     place = (row[:, None] * segments + segment) * LANES + lane[None, :]
@@ -49,7 +63,17 @@ def lane_sums(bytes_RB: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         block_rows = 64 if rows * segments >= 64 * 256 else 16
         grid = (triton.cdiv(rows, block_rows), segments)
         lane_sums_kernel[grid](
-            bytes_RB, keys, out, rows, length, segments, SEGMENT=SEGMENT, LANES=LANES, LANES_PADDED=_LANES_PADDED,
-            BLOCK_R=block_rows, BLOCK_B=128, num_warps=4,
+            bytes_RB,
+            keys,
+            out,
+            rows,
+            length,
+            segments,
+            SEGMENT=SEGMENT,
+            LANES=LANES,
+            LANES_PADDED=_LANES_PADDED,
+            BLOCK_R=block_rows,
+            BLOCK_B=128,
+            num_warps=4,
         )
     return out

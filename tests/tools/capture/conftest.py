@@ -22,7 +22,9 @@ class Norm(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(integers(HIDDEN, seed=seed))
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         x.add_(self.weight)
         return x, residual
 

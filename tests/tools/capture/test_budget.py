@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def bytes_of(runs: Runs, plan: CapturePlan) -> int:
     with Recorder(runs.model, runs, plan) as recorder:
         runs.decode([0, 1, 2, 3])
-    return recorder.store.held
+    return recorder.sink.store.held
 
 
 def test_a_run_within_its_budget_is_recorded_and_one_below_is_refused(runs: Runs) -> None:
@@ -40,8 +40,8 @@ def test_the_first_pass_tells_the_size_of_the_whole_run(runs: Runs) -> None:
     with pytest.raises(UserError, match="8 token rows of the first pass, 23 in all"), recorder:
         runs.decode([0, 1, 2, 3])
     assert recorder.counts.passes == 1
-    assert not recorder.store.entries
-    assert recorder.store.held == 0
+    assert not recorder.sink.store.entries
+    assert recorder.sink.store.held == 0
 
 
 def test_a_run_of_one_pass_is_measured_too(runs: Runs) -> None:
@@ -50,8 +50,10 @@ def test_a_run_of_one_pass_is_measured_too(runs: Runs) -> None:
         runs.flat([(0, 0, 5)])
 
 
-def test_weights_are_digested_once_and_caches_not_at_all(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from samebits.tools.capture import recorder as module
+def test_weights_are_digested_once_and_caches_not_at_all(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from samebits.tools.capture import sink as module
     from samebits.tools.capture import store
 
     seen: list[int] = []

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from conftest import Runs
 
 
-def score(runs: Runs, *edits: Edit, plan: CapturePlan | None = None, folder: Path | None = None) -> dict[tuple[int, int], torch.Tensor]:
+def score(
+    runs: Runs, *edits: Edit, plan: CapturePlan | None = None, folder: Path | None = None
+) -> dict[tuple[int, int], torch.Tensor]:
     for layer in runs.model.layers:
         layer.mix.cache.clear()
     runs.logits.clear()
@@ -41,9 +43,16 @@ def site(module: str, port: str = "out0", **more: object) -> Site:
 @pytest.mark.parametrize(
     "where",
     [
-        site("embed"), site("layers.1.norm", "in0"), site("layers.1.mix"), site("layers.0.shift", call=1), site("layers.1.mix", "in0"),
-        site("layers.1.down", "in0"), site("layers.1"), site("layers.1.norm", op="aten.add_.Tensor"),
-        site("layers.1.shift", op="aten.add.Tensor"), site("layers.1.down", "in0", op="aten.mm.default"),
+        site("embed"),
+        site("layers.1.norm", "in0"),
+        site("layers.1.mix"),
+        site("layers.0.shift", call=1),
+        site("layers.1.mix", "in0"),
+        site("layers.1.down", "in0"),
+        site("layers.1"),
+        site("layers.1.norm", op="aten.add_.Tensor"),
+        site("layers.1.shift", op="aten.add.Tensor"),
+        site("layers.1.down", "in0", op="aten.mm.default"),
     ],
     ids=str,
 )
@@ -124,7 +133,11 @@ def test_an_edit_that_changed_nothing_is_an_error(runs: Runs) -> None:
 
 def test_an_edit_that_does_not_fit_is_an_error(runs: Runs, tmp_path: Path) -> None:
     rows = torch.tensor([[0, 0]], dtype=torch.int32)
-    for name, value in {"half": torch.zeros(1, 8, dtype=torch.float16), "wide": torch.zeros(1, 9), "flat": torch.zeros(8)}.items():
+    for name, value in {
+        "half": torch.zeros(1, 8, dtype=torch.float16),
+        "wide": torch.zeros(1, 9),
+        "flat": torch.zeros(8),
+    }.items():
         save_file({"value": value, "rows": rows}, tmp_path / f"{name}.safetensors")
     for name, reason in {"half": "float16", "wide": "columns", "flat": "not \\[rows", "none": "cannot be used"}.items():
         with pytest.raises(UserError, match=reason):
@@ -145,7 +158,9 @@ def test_a_step_outside_of_any_module_can_be_edited(runs: Runs) -> None:
     assert value.item() == 1
 
 
-@pytest.mark.parametrize("where", [site("layers.1.mix"), site("layers.1.norm", "in0"), site("layers.1.down", op="aten.mm.default")], ids=str)
+@pytest.mark.parametrize(
+    "where", [site("layers.1.mix"), site("layers.1.norm", "in0"), site("layers.1.down", op="aten.mm.default")], ids=str
+)
 def test_padded_batches_are_edited_in_their_own_layout(runs: Runs, tmp_path: Path, where: Site) -> None:
     runs.padded([0, 1, 2])
     free = dict(runs.logits)

@@ -45,7 +45,9 @@ def numbered(shape: tuple[int, ...], *axes: int) -> torch.Tensor:
         (Grid(5, (1, 5), None), (5, 4), (0,)),
     ],
 )
-def test_rows_are_tokens_and_columns_are_the_other_axes_in_order(grid: Grid, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+def test_rows_are_tokens_and_columns_are_the_other_axes_in_order(
+    grid: Grid, shape: tuple[int, ...], axes: tuple[int, ...]
+) -> None:
     layout = find(shape, grid)
     assert layout is not None
     assert layout.sure

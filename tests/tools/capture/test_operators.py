@@ -57,7 +57,9 @@ class Fixed:
     """Row map of one sequence of T tokens."""
 
     def __init__(self, tokens: int) -> None:
-        self.rows = PassRows(torch.zeros(tokens, dtype=torch.int32), torch.arange(tokens, dtype=torch.int32), None, None)
+        self.rows = PassRows(
+            torch.zeros(tokens, dtype=torch.int32), torch.arange(tokens, dtype=torch.int32), None, None
+        )
 
     def current(self) -> PassRows:
         return self.rows
@@ -106,12 +108,16 @@ def test_a_plan_for_all_modules_sees_the_root_too(runs: Runs, tmp_path: Path) ->
 
 
 def test_in_place_operators_are_recorded_before_and_after(runs: Runs, tmp_path: Path) -> None:
-    with Recorder(runs.model, runs, CapturePlan(level="operator", store="tensors", modules=("layers.0.norm",))) as recorder:
+    with Recorder(
+        runs.model, runs, CapturePlan(level="operator", store="tensors", modules=("layers.0.norm",))
+    ) as recorder:
         runs.flat([(1, 0, 9)], head=False)
     recorder.write(tmp_path / "capture")
     taps = Taps.open(tmp_path / "capture")
     name = "layers.0.norm/aten.add_.Tensor#0"
-    assert torch.equal(taps.value(f"{name}:out0"), taps.value(f"{name}:in0") + runs.model.layers[0].norm.weight.detach())
+    assert torch.equal(
+        taps.value(f"{name}:out0"), taps.value(f"{name}:in0") + runs.model.layers[0].norm.weight.detach()
+    )
     assert f"{name}:mut.self" not in sites(taps)
 
 
@@ -121,7 +127,11 @@ def test_written_arguments_are_outputs_and_unwritten_memory_is_no_input(tmp_path
     taps = capture(Fused(), x, residual, folder=tmp_path, replay=True)
     name = "/samebits_test.scale_add.default#0"
     assert [site.removeprefix(name) for site in sites(taps) if site.startswith(name)] == [
-        ":in1", ":in2", ":scalars", ":mut.out", ":mut.residual",
+        ":in1",
+        ":in2",
+        ":scalars",
+        ":mut.out",
+        ":mut.residual",
     ]
     assert torch.equal(taps.value(f"{name}:in2"), before)
     assert torch.equal(taps.value(f"{name}:mut.residual"), before + x)
@@ -146,12 +156,18 @@ def test_scalars_are_part_of_the_inputs(tmp_path: Path) -> None:
 
 
 def test_every_operator_of_the_toy_gives_its_bits_again(runs: Runs, tmp_path: Path) -> None:
-    with Recorder(runs.model, runs, CapturePlan(level="operator", modules=("layers.0.up", "layers.0.norm", "head"), replay=True)) as recorder:
+    with Recorder(
+        runs.model, runs, CapturePlan(level="operator", modules=("layers.0.up", "layers.0.norm", "head"), replay=True)
+    ) as recorder:
         runs.flat([(1, 0, 9), (0, 0, 5)])
     done = {str(replay.site): replay for replay in recorder.write(tmp_path / "capture").replays}
     assert set(done) == {
-        "layers.0.up:out0", "layers.0.up/aten.mm.default#0:out0", "layers.0.norm:out0", "layers.0.norm/aten.add_.Tensor#0:out0",
-        "head:out0", "head/aten.mm.default#0:out0",
+        "layers.0.up:out0",
+        "layers.0.up/aten.mm.default#0:out0",
+        "layers.0.norm:out0",
+        "layers.0.norm/aten.add_.Tensor#0:out0",
+        "head:out0",
+        "head/aten.mm.default#0:out0",
     }
     assert all(replay.equal and replay.calls == 1 and not replay.reason for replay in done.values())
 
@@ -201,14 +217,17 @@ def test_a_module_that_raises_leaves_nothing_behind(runs: Runs) -> None:
             raise RuntimeError("broken")
 
     model = torch.nn.Sequential(torch.nn.Identity(), Broken())
-    with pytest.raises(RuntimeError, match="broken"), Recorder(model, Fixed(3), CapturePlan(level="operator")) as recorder:
+    with (
+        pytest.raises(RuntimeError, match="broken"),
+        Recorder(model, Fixed(3), CapturePlan(level="operator")) as recorder,
+    ):
         model(torch.zeros(3, 2))
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
-    assert not recorder.store.entries
+    assert not recorder.sink.store.entries
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
 
 
-LAUNCH = '''
+LAUNCH = """
 import sys
 from pathlib import Path
 import torch, triton, triton.language as tl
@@ -254,7 +273,7 @@ assert torch.equal(taps.value(name + ":mut.out_ptr"), (old + x) * 2)
 done = {str(r.site): r for r in taps.manifest.replays}
 assert done[name + ":out0"].equal and done[name + ":out0"].calls == 1
 print("seen")
-'''
+"""
 
 
 def test_triton_launches_are_operators(tmp_path: Path) -> None:
@@ -262,7 +281,10 @@ def test_triton_launches_are_operators(tmp_path: Path) -> None:
     script = tmp_path / "launch.py"  # Triton reads a kernel's source from its file
     script.write_text(LAUNCH, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "capture")], env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True, text=True, check=False,
+        [sys.executable, str(script), str(tmp_path / "capture")],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout.strip() == "seen", done.stderr

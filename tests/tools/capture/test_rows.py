@@ -127,7 +127,12 @@ def test_order_is_time_outputs_of_a_container_come_last(runs: Runs, tmp_path: Pa
     order = [str(tap.site) for tap in taps.rowed]
     assert order[0] == ":in0"
     assert order[-1] == ":out0"
-    assert order.index("layers.0:in0") < order.index("layers.0.up:in0") < order.index("layers.0.up:out0") < order.index("layers.0:out0")
+    assert (
+        order.index("layers.0:in0")
+        < order.index("layers.0.up:in0")
+        < order.index("layers.0.up:out0")
+        < order.index("layers.0:out0")
+    )
 
 
 def test_only_the_chosen_sequences_and_modules_are_kept(runs: Runs, tmp_path: Path) -> None:
@@ -178,7 +183,9 @@ def test_rows_never_computed_are_counted(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_columns_of_a_merged_output_can_have_taps_of_their_own(runs: Runs, tmp_path: Path) -> None:
-    taps = record(runs, "padded", tmp_path, CapturePlan(store="tensors", parts=(Parts(module="layers.0.up", bounds=(0, 5, 16)),)))
+    taps = record(
+        runs, "padded", tmp_path, CapturePlan(store="tensors", parts=(Parts(module="layers.0.up", bounds=(0, 5, 16)),))
+    )
     whole = taps.value("layers.0.up:out0")
     assert torch.equal(taps.value("layers.0.up:out0[0:5]"), whole[:, :5])
     assert torch.equal(taps.digests("layers.0.up:out0[5:16]"), digest_rows(whole[:, 5:]))

@@ -203,6 +203,10 @@ for rows, length in ((1, 1), (3, 130), (17, 256), (2, 8192 + 5)):
 print("same")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout.strip() == "same", done.stderr

@@ -1,0 +1,132 @@
+"""Takes one tensor at a site: finds its token rows, records a copy, makes the edits of the site."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from samebits.tools.capture.edits import Edits, apply
+from samebits.tools.capture.layout import Layout, find
+from samebits.tools.capture.store import Entry, Store
+from samebits.tools.capture.tensors import dtype_name
+
+if TYPE_CHECKING:
+    from samebits.tools.capture.passes import Chosen, Pass
+    from samebits.tools.schema.sites import CapturePlan, Edit, Site
+
+WHOLE_LIMIT = 64 << 20
+"""Bytes: a tensor without token rows above this (a KV cache) is listed, not digested. Weights are digested once."""
+
+
+class Sink:
+    """Everything taken in one run, and the edits still to make.
+
+    Args:
+        root: its parameters and buffers are the weights.
+        expected_rows: see Recorder.
+    """
+
+    def __init__(
+        self, root: torch.nn.Module, plan: CapturePlan | None, edits: tuple[Edit, ...], expected_rows: int | None
+    ) -> None:
+        self.plan = plan
+        self.edits = Edits(edits)
+        self.store = Store(
+            plan is not None and plan.store == "tensors", plan.budget_bytes if plan else 0, expected_rows
+        )
+        self.untapped: dict[str, str] = {}
+        self.running: Pass | None = None
+        self._weights = {t.untyped_storage().data_ptr() for t in (*root.parameters(), *root.buffers()) if t.numel()}
+        self._weight_digests: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._parts = {(part.module, part.port): part.bounds for part in plan.parts} if plan else {}
+
+    def take(
+        self,
+        site: Site,
+        tensor: torch.Tensor,
+        producer: str,
+        *,
+        record: bool = True,
+        in_place: bool = False,
+        chosen: Chosen | None = None,
+    ) -> torch.Tensor:
+        """Record a tensor at a site of the running pass and make the edits of that site.
+
+        Args:
+            record: False: only edits.
+            in_place: write edits into the tensor itself.
+            chosen: the rows of a [rows, ...] tensor, where they are not those of the pass.
+
+        Returns:
+            The tensor to go on with: the same object when nothing was edited.
+        """
+        assert self.running is not None
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+            self.untapped[str(site)] = f"a {tensor.layout} tensor on {tensor.device.type}"
+            return tensor
+        entry = self.store.entries.get(site)
+        layout = self._layout(tensor, None if entry is None else entry.layout, chosen)
+        if chosen is None:
+            chosen = self.running.head if layout is not None and layout.head else self.running.all
+        if record and self.plan is not None:
+            self._record(site, tensor, producer, layout, chosen)
+        pending = self.edits.at(site)
+        return apply(pending, tensor, layout, chosen, in_place=in_place) if pending else tensor
+
+    def _layout(self, tensor: torch.Tensor, like: Layout | None, chosen: Chosen | None) -> Layout | None:
+        assert self.running is not None
+        if chosen is not None:
+            return Layout(None, tuple(range(tensor.dim())), 1)
+        if tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in self._weights:
+            return None
+        return find(tuple(tensor.shape), self.running.grid, like)
+
+    def _record(self, site: Site, tensor: torch.Tensor, producer: str, layout: Layout | None, chosen: Chosen) -> None:
+        assert self.running is not None
+        order = self.running.tick()
+        if layout is None:
+            self._whole(site, order, tensor, producer)
+            return
+        if not len(chosen.kept_keys):
+            return
+        self.store.reserve(len(chosen.kept_keys) * (tensor.nbytes // max(1, len(chosen.keys)) + 16), str(site))
+        entry = self._entry(site, order, tensor, producer)
+        rows = chosen.pick(layout.rows(tensor))
+        self.store.add_rows(entry, chosen, layout, rows)
+        bounds = self._parts.get((site.module, site.port), ()) if not site.op else ()
+        for first, last in pairwise(bounds):
+            part = site.model_copy(update={"port": f"{site.port}[{first}:{last}]"})
+            self.store.add_rows(
+                self._entry(part, order, tensor, producer), chosen, layout, rows[:, first:last].contiguous()
+            )
+
+    def _entry(self, site: Site, order: int, tensor: torch.Tensor, producer: str) -> Entry:
+        entry = self.store.entries.get(site)
+        if entry is None:
+            shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+            entry = self.store.entries[site] = Entry(site, order, producer, dtype_name(tensor.dtype), shape, strides)
+        return entry
+
+    def _whole(self, site: Site, order: int, tensor: torch.Tensor, producer: str) -> None:
+        weight = tensor.numel() > 0 and tensor.untyped_storage().data_ptr() in self._weights
+        if tensor.nbytes > WHOLE_LIMIT and not weight:
+            self.untapped[str(site)] = (
+                f"{tensor.nbytes / 2**20:.0f} MiB without token rows (a cache?), shape {tuple(tensor.shape)}"
+            )
+            return
+        self.store.reserve(16 + (tensor.nbytes if self.store.keep_values else 0), str(site))
+        entry = self._entry(site, order, tensor, producer)
+        key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype) if weight else None
+        known = self._weight_digests.get(key) if key is not None else None
+        digest = self.store.add_whole(entry, tensor, known)
+        if key is not None:
+            self._weight_digests[key] = digest
+
+    def take_text(self, site: Site, text: str, producer: str) -> None:
+        """Record the non-tensor arguments of a call: a whole tap of UTF-8 bytes."""
+        if self.plan is None or self.running is None:
+            return
+        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        self._whole(site, self.running.tick(), data, producer)
