@@ -15,6 +15,7 @@ BAND = 4096
 MARK = 0xA5
 POISON = {torch.bfloat16: 0x7FB5, torch.float16: 0x7DB5, torch.float32: 0x7FB5B5B5}
 """Bits of a NaN that no arithmetic makes."""
+KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
 VIEWS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 FILLED = ("zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "new_zeros", "new_ones", "new_full")
@@ -57,7 +58,11 @@ class GuardedAllocations(TorchDispatchMode):
         self.guard = guard
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Allocate twice: once as asked, for the form, once guarded."""
+        """Allocate twice: once as asked, for the form, once guarded. Operators of others are entered with the mode still on."""
+        if func.namespace not in ("aten", "prim", "prims"):
+            device = next((a.device.type for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Tensor)), "cpu")
+            with self:
+                return func._op_dk(KEYS[device], *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         if name not in EMPTY + FILLED or not isinstance(result, torch.Tensor) or result.layout != torch.strided:
