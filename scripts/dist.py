@@ -32,7 +32,7 @@ def main() -> None:
         python = Path(scratch, "venv", "bin", "python")
         print(f"[2/3] {wheel.name} into a fresh environment", flush=True)
         run(sys.executable, "-m", "venv", str(python.parent.parent))
-        run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel))
+        run(str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", str(wheel))
         print("[3/3] samebits --help", flush=True)
         text = run(str(python.with_name("samebits")), "--help", cwd=Path(scratch))
     if "samebits" not in text:
