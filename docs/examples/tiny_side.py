@@ -63,7 +63,9 @@ class Tiny:
 
 
 def factory(model: str, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> Tiny:
-    """Called once. `model` is the setting as it stands (here "seed-N"); further arguments come from [trainer.options]."""
+    """Called once. `model` is the setting as it stands (here "seed-N"); further arguments come from
+    [trainer.options].
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(model.removeprefix("seed-")))
         net = Net()

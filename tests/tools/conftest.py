@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from samebits.tools.sides.transformers.side import TransformersSide
 
 SIZES: dict[str, Any] = {
-    "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "vocab_size": 256, "max_position_embeddings": 128,
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "head_dim": 16,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
 }
 SHARPER = 25.0
 """Random heads give nearly uniform logits, at which temperature and top-p hardly show: the head is scaled up."""
@@ -28,6 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     def model(family: str = "qwen3", dtype: str = "float32", seed: int = 0) -> Path:
         from safetensors.torch import load_file, save_file
+
         from samebits.tools.sides.transformers.tiny import write_tiny
 
         key = (family, dtype, seed)
@@ -55,14 +61,18 @@ def open_side() -> Callable[..., TransformersSide]:
 
         kind = Rollout if role == "rollout" else Trainer
         settings = kind(**({"side": "transformers", "model": str(folder), "dtype": "float32"} | config))
-        return TransformersSide.load(Open.model_validate({"role": role, "config": settings, "model": str(folder), "device": "cpu"}))
+        return TransformersSide.load(
+            Open.model_validate({"role": role, "config": settings, "model": str(folder), "device": "cpu"})
+        )
 
     return side
 
 
 @dataclass
 class InProcess:
-    """A session whose side lives in this process: the same commands, the same replies, no pipe (the pipe has its own tests)."""
+    """A session whose side lives in this process: the same commands, the same replies, no pipe (the pipe has its own
+    tests).
+    """
 
     side: Any
     opened: Any

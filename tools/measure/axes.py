@@ -1,4 +1,6 @@
-"""Each side against itself: the same tokens computed in another way. An axis counts only when the facts show it took effect."""
+"""Each side against itself: the same tokens computed in another way. An axis counts only when the facts show it took
+effect.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from samebits.tools.measure import gap
 from samebits.tools.measure.sides import score_with
-from samebits.tools.schema.artifacts.gap import Axis, NotRun, Same, Varies
+from samebits.tools.schema.artifacts.gap import Axis, GapStats, NotRun, Same, Varies
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.passes import How
 
@@ -91,9 +93,15 @@ def variants(role: Role, name: str, data: RolloutData, micro_batch: int) -> list
         if name != "micro_batch":
             return []
         sizes = [size for size in (1, 2 * micro_batch) if size != micro_batch]
-        return [Variant(
-            How(concurrency=size), f"micro batch {micro_batch} against {size}", f"micro batch {size} instead of {micro_batch}", _company
-        ) for size in sizes]
+        return [
+            Variant(
+                How(concurrency=size),
+                f"micro batch {micro_batch} against {size}",
+                f"micro batch {size} instead of {micro_batch}",
+                _company,
+            )
+            for size in sizes
+        ]
     if name == "batch":
         return [
             Variant(How(concurrency=1), "all in flight against each alone", "a batch of one", _company),
@@ -106,11 +114,23 @@ def variants(role: Role, name: str, data: RolloutData, micro_batch: int) -> list
     if name == "chunked_prefill":
         # The budget is shared by all sequences in flight: one more than decode needs already cuts.
         chunk = max(16, len(data.sequences) + 1, longest // 3)
-        return [Variant(How(chunk=chunk), f"whole prefills against a budget of {chunk} tokens a step", "chunked prefill",
-                        _some("chunked_prefills", "no prefill was cut"))]
+        return [
+            Variant(
+                How(chunk=chunk),
+                f"whole prefills against a budget of {chunk} tokens a step",
+                "chunked prefill",
+                _some("chunked_prefills", "no prefill was cut"),
+            )
+        ]
     if name == "prefix_hit":
-        return [Variant(How(warm_prefix=True), "cold against warm prefix cache", "prefix cache hits",
-                        _some("prefix_hit_tokens", "no prompt holds a whole cached block"))]
+        return [
+            Variant(
+                How(warm_prefix=True),
+                "cold against warm prefix cache",
+                "prefix cache hits",
+                _some("prefix_hit_tokens", "no prompt holds a whole cached block"),
+            )
+        ]
     return []
 
 
@@ -140,13 +160,19 @@ def run(sides: Sides, role: Role, name: str, rollout: Path, data: RolloutData, p
     return _axis(role, name, 0, NotRun(reason="; ".join(reasons)), "") if tried else None
 
 
-def forced_differs(found: gap.GapStats) -> Axis:
+def forced_differs(found: GapStats) -> Axis:
     """The repeat axis when the teacher-forced run does not give what the engine reported while generating."""
     trigger = "teacher-forced in place of free sampling, or the same call twice"
-    return _axis("rollout", "repeat", found.tokens, Varies(stats=found, trigger=trigger), "the generating run against its own tokens forced")
+    return _axis(
+        "rollout",
+        "repeat",
+        found.tokens,
+        Varies(stats=found, trigger=trigger),
+        "the generating run against its own tokens forced",
+    )
 
 
-def _judged(found: gap.GapStats, trigger: str) -> Varies | NotRun:
+def _judged(found: GapStats, trigger: str) -> Varies | NotRun:
     if found.tokens == 0:
         return NotRun(reason="no valid token was scored in both ways")
     if found.nonzero == 0:

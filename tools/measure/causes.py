@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+
 from samebits.tools.measure import endings, rounding
 from samebits.tools.schema.artifacts.gap import NotNumerics
 from samebits.tools.schema.passes import Reading
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     Ask = Callable[[tuple[Reading, ...]], dict[str, torch.Tensor]]
 
 LEFT = 0.1
-"""A cause is named only when its closed form leaves at most this share of the root mean square and of the largest diff."""
+"""A cause is named only when its closed form leaves at most this share of the root mean square and of the largest
+diff.
+"""
 VISIBLE = 1e-4
 """Largest diff, nats, below which no cause of meaning is looked for: numerics alone are that large."""
 FEWEST = 8
@@ -64,7 +67,12 @@ class Gap:
             return None
         if float(after_M.abs().max()) > LEFT * float(before_M.abs().max()):
             return None
-        return NotNumerics(cause=cause, explanation=explanation, residual=float(after_M.abs().max()), before=float(before_M.abs().max()))
+        return NotNumerics(
+            cause=cause,
+            explanation=explanation,
+            residual=float(after_M.abs().max()),
+            before=float(before_M.abs().max()),
+        )
 
 
 def find_causes(gap: Gap) -> tuple[NotNumerics, ...]:
@@ -77,12 +85,16 @@ def find_causes(gap: Gap) -> tuple[NotNumerics, ...]:
 
 
 def _once(causes: list[NotNumerics]) -> list[NotNumerics]:
-    seen: set[str] = set()
-    return [c for c in causes if not (c.cause in seen or seen.add(c.cause))]
+    first: dict[str, NotNumerics] = {}
+    for cause in causes:
+        first.setdefault(cause.cause, cause)
+    return list(first.values())
 
 
 def _meanings(gap: Gap) -> list[NotNumerics | None]:
-    """Readings that need the trainer's logits: temperature, top-p, top-k, raw or processed, padded vocabulary, row shift."""
+    """Readings that need the trainer's logits: temperature, top-p, top-k, raw or processed, padded vocabulary, row
+    shift.
+    """
     data, own = gap.data, gap.processed
     recorded = Reading(temperature=data.temperature or 1.0, top_p=data.top_p, top_k=data.top_k)
     plain = Reading(count=True)
@@ -97,16 +109,28 @@ def _meanings(gap: Gap) -> list[NotNumerics | None]:
         return columns[f"{name}.{k}"]
 
     if recorded != own:
-        out.append(gap.fit(
-            "raw_processed", f"the rollout reports processed logprobs ({_words(recorded)}), the trainer's are raw", column("logprob", 1)
-        ))
+        out.append(
+            gap.fit(
+                "raw_processed",
+                f"the rollout reports processed logprobs ({_words(recorded)}), the trainer's are raw",
+                column("logprob", 1),
+            )
+        )
     if own != Reading():
-        out.append(gap.fit(
-            "raw_processed", f"the rollout reports raw logprobs, the trainer's are processed ({_words(own)})", column("logprob", 2)
-        ))
+        out.append(
+            gap.fit(
+                "raw_processed",
+                f"the rollout reports raw logprobs, the trainer's are processed ({_words(own)})",
+                column("logprob", 2),
+            )
+        )
     for k, shift in ((4, -1), (5, 1)):
         late = "late" if shift > 0 else "early"
-        out.append(gap.fit("shift", f"the rollout's logprobs are taken from the logits one row too {late}", column("logprob", k)))
+        out.append(
+            gap.fit(
+                "shift", f"the rollout's logprobs are taken from the logits one row too {late}", column("logprob", k)
+            )
+        )
     out.append(_padded(gap, column("logprob", 0), column("total", 0)))
     best = min(range(len(grid)), key=lambda g: _spread(gap, column("logprob", 6 + g)))
     if not any(c is not None and c.cause == "raw_processed" for c in out):
@@ -149,7 +173,8 @@ def _temperature(gap: Gap, start: float) -> NotNumerics | None:
     # Float32 logprobs pin T to a few 1e-7: a round value that close is what somebody typed.
     k, value = (1, rounded) if abs(fitted - rounded) < 2e-4 else (0, fitted)
     return gap.fit(
-        "temperature", f"the rollout's logprobs are at temperature {value:.6g}, the trainer's at {gap.processed.temperature:g}",
+        "temperature",
+        f"the rollout's logprobs are at temperature {value:.6g}, the trainer's at {gap.processed.temperature:g}",
         columns[f"logprob.{k}"],
     )
 
@@ -162,7 +187,9 @@ def _divided(gap: Gap) -> NotNumerics | None:
     if ratio <= 0:
         return None
     return gap.fit(
-        "temperature", f"the rollout's logprobs are the trainer's divided by {1 / ratio:.6g} (the logprob was divided, not the logits)",
+        "temperature",
+        f"the rollout's logprobs are the trainer's divided by {1 / ratio:.6g} (the logprob was divided, not the "
+        f"logits)",
         gap.trainer_N.double() * ratio,
     )
 
@@ -180,7 +207,11 @@ def _shifted(gap: Gap) -> NotNumerics | None:
                 predicted_N[start + first : start + last] = gap.trainer_N[start + first + lag : start + last + lag]
             start += count
         which = "next" if lag > 0 else "previous"
-        found.append(gap.fit("shift", f"the rollout reports at each token the logprob of the {which} one (lag {lag:+d})", predicted_N))
+        found.append(
+            gap.fit(
+                "shift", f"the rollout reports at each token the logprob of the {which} one (lag {lag:+d})", predicted_N
+            )
+        )
     fitting = [cause for cause in found if cause is not None]
     return min(fitting, key=lambda c: c.residual) if fitting else None
 
@@ -197,7 +228,8 @@ def _padded(gap: Gap, logprob_N: torch.Tensor, total_N: torch.Tensor) -> NotNume
         return None
     where = "rollout" if lanes > 0 else "trainer"
     return gap.fit(
-        "padded_vocabulary", f"the {where} side counts {abs(lanes)} lanes of logit 0 beyond the vocabulary in its sum",
+        "padded_vocabulary",
+        f"the {where} side counts {abs(lanes)} lanes of logit 0 beyond the vocabulary in its sum",
         logprob_N - torch.log1p((lanes * (-total_N).exp()).clamp(min=-1 + 1e-12)),
     )
 
@@ -205,8 +237,9 @@ def _padded(gap: Gap, logprob_N: torch.Tensor, total_N: torch.Tensor) -> NotNume
 def _support(gap: Gap, temperature: float, uncut_N: torch.Tensor, count_N: torch.Tensor) -> list[NotNumerics | None]:
     """Renormalised over kept tokens: diff = -log(kept mass), one sign (case 92).
 
-    The kept mass of every token bounds p from above, and any p between the true one and the smallest mass keeps the same
-    sets: so the smallest mass is tried, a little less for its own numerics. A constant number of kept tokens is a top-k.
+    The kept mass of every token bounds p from above, and any p between the true one and the smallest mass keeps the
+    same sets: so the smallest mass is tried, a little less for its own numerics. A constant number of kept tokens is a
+    top-k.
     """
     used_N = gap.used_N & uncut_N.isfinite()
     mass_M = (uncut_N - gap.data.logprob_N.double())[used_N].exp()
@@ -214,17 +247,29 @@ def _support(gap: Gap, temperature: float, uncut_N: torch.Tensor, count_N: torch
         return [None]
     top_k = int(count_N[used_N].median())
     smallest = {float(mass_M.min()) * (1 - margin) for margin in MARGINS}
-    readings = [Reading(temperature=temperature, top_k=k) for k in sorted({top_k, *TOP_K, gap.data.top_k or top_k}) if k > 0]
-    readings += [Reading(temperature=temperature, top_p=p) for p in sorted({*TOP_P, gap.data.top_p, *smallest}) if 0 < p < 1]
+    readings = [
+        Reading(temperature=temperature, top_k=k) for k in sorted({top_k, *TOP_K, gap.data.top_k or top_k}) if k > 0
+    ]
+    readings += [
+        Reading(temperature=temperature, top_p=p) for p in sorted({*TOP_P, gap.data.top_p, *smallest}) if 0 < p < 1
+    ]
     columns = gap.ask(tuple(readings))
     best = min(range(len(readings)), key=lambda k: _spread_known(gap, columns[f"logprob.{k}"]))
     reading = readings[best]
     cause = "top_k" if reading.top_k else "top_p"
-    how = f"{reading.top_k} tokens" if reading.top_k else f"top-p {reading.top_p:.4g}" + (" (any p with these kept sets)" if reading.top_p not in TOP_P else "")
-    return [gap.fit(
-        cause, f"the rollout's logprobs are renormalised over the kept {how} at temperature {temperature:g}, the trainer's are not",
-        columns[f"logprob.{best}"],
-    )]
+    how = (
+        f"{reading.top_k} tokens"
+        if reading.top_k
+        else f"top-p {reading.top_p:.4g}" + (" (any p with these kept sets)" if reading.top_p not in TOP_P else "")
+    )
+    return [
+        gap.fit(
+            cause,
+            f"the rollout's logprobs are renormalised over the kept {how} at temperature {temperature:g}, the "
+            f"trainer's are not",
+            columns[f"logprob.{best}"],
+        )
+    ]
 
 
 def _spread_known(gap: Gap, predicted_N: torch.Tensor) -> float:

@@ -1,4 +1,6 @@
-"""DESIGN 3, step 1: could this check fail? A one-ulp change to one tap must be reported, and capture must move no bit."""
+"""DESIGN 3, step 1: could this check fail? A one-ulp change to one tap must be reported, and capture must move no
+bit.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ class Evidence:
 def check(sides: Sides, role: Role, rollout: Path, data: RolloutData, plain: Scores) -> Evidence:
     """Three passes: plain (given), captured, captured with one element moved by one ulp.
 
-    The element is in the first module of the model that has token rows (the embedding in most), at the last prompt token
-    of the first sequence, so that everything after it can feel it. The taps are digests only.
+    The element is in the first module of the model that has token rows (the embedding in most), at the last prompt
+    token of the first sequence, so that everything after it can feel it. The taps are digests only.
     """
     used = next((i for i, sequence in enumerate(data.sequences) if sequence.sampled), None)
     if used is None:
@@ -40,11 +42,17 @@ def check(sides: Sides, role: Role, rollout: Path, data: RolloutData, plain: Sco
     both_N = data.valid_N & plain.scored_N & captured.scored_N
     moved = int((gap.differs(plain.logprob_N, captured.logprob_N) & both_N).sum())
     if moved:
-        return Evidence(False, f"{role}: capture itself changes {moved} of {int(both_N.sum())} logprobs, so no capture of this side can be trusted")
+        return Evidence(
+            False,
+            f"{role}: capture itself changes {moved} of {int(both_N.sum())} logprobs, so no capture of this side "
+            f"can be trusted",
+        )
     before = artifact.read(folder / "capture", CaptureManifest)
     tap = _first(before.taps)
     if tap is None:
-        return Evidence(False, f"{role}: no module output with token rows could be tapped, so a change could not be seen")
+        return Evidence(
+            False, f"{role}: no module output with token rows could be tapped, so a change could not be seen"
+        )
     flip = Flip(site=tap.site, sequence=used, position=len(data.sequences[used].prompt) - 1)
     flipped, folder = sides.score(role, rollout, capture=plan, edits=(flip,))
     after = artifact.read(folder / "capture", CaptureManifest)
@@ -52,8 +60,10 @@ def check(sides: Sides, role: Role, rollout: Path, data: RolloutData, plain: Sco
     seen = [str(t.site) for t in before.taps if digests.get(str(t.site)) != t.digest]
     changed = int((gap.differs(plain.logprob_N, flipped.logprob_N) & both_N).sum())
     text = (
-        f"{role}: captured and plain runs agree on all {int(both_N.sum())} logprobs; one ulp at {tap.site} (sequence {flip.sequence}, "
-        f"position {flip.position}) changes the digests of {len(seen)} of {len(before.taps)} taps and {changed} logprobs"
+        f"{role}: captured and plain runs agree on all {int(both_N.sum())} logprobs; one ulp at {tap.site} "
+        f"(sequence {flip.sequence}, "
+        f"position {flip.position}) changes the digests of {len(seen)} of {len(before.taps)} taps and {changed} "
+        f"logprobs"
     )
     if not seen and not changed:
         return Evidence(False, text + ": a real change would go unseen")
@@ -61,7 +71,9 @@ def check(sides: Sides, role: Role, rollout: Path, data: RolloutData, plain: Sco
 
 
 def check_rollout(sides: Sides, rollout: Path, data: RolloutData, plain: Scores) -> Evidence:
-    """The same on the rollout side. A compiled engine runs no module hooks: then this is said, and nothing is claimed."""
+    """The same on the rollout side. A compiled engine runs no module hooks: then this is said, and nothing is
+    claimed.
+    """
     opened = sides.session("rollout").opened
     compiled = str(opened.facts.get("compiled", "")) if opened is not None else ""
     if compiled not in ("", "NONE", "False"):
@@ -77,5 +89,7 @@ def both(trainer: Evidence, rollout: Evidence) -> Evidence:
 
 def _first(taps: tuple[Tap, ...]) -> Tap | None:
     """The first output with token rows and a floating dtype."""
-    outputs = [t for t in taps if t.site.port.startswith("out") and t.rowset is not None and t.rows > 0 and "float" in t.dtype]
+    outputs = [
+        t for t in taps if t.site.port.startswith("out") and t.rowset is not None and t.rows > 0 and "float" in t.dtype
+    ]
     return min(outputs, key=lambda t: t.order, default=None)

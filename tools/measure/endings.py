@@ -11,6 +11,7 @@ from samebits.tools.schema.artifacts.gap import NotNumerics
 
 if TYPE_CHECKING:
     import torch
+
     from samebits.tools.measure.causes import Gap
 
 NATS = 0.05
@@ -23,15 +24,18 @@ FEWEST_ENDS = 2
 def find(gap: Gap) -> NotNumerics | None:
     """End or pad tokens, when removing them leaves next to nothing.
 
-    An end token: only the last counted token of sequences differs by nats. Padding: only a tail of one repeated token does.
-    Sequences without such an ending do not speak against it; a single one speaks for nothing.
+    An end token: only the last counted token of sequences differs by nats. Padding: only a tail of one repeated token
+    does. Sequences without such an ending do not speak against it; a single one speaks for nothing.
     """
     size_N = (gap.data.logprob_N.double() - gap.trainer_N.double()).abs()
     bad_N = size_N.isfinite().logical_not()
     size_N = size_N.masked_fill(bad_N, float("inf"))
     valid_N = gap.data.valid_N
     last, tails = _ends(gap)
-    for places, words in ((last, "the last counted token of the sequences"), (tails, "a tail of one repeated token (padding counted as sampled)")):
+    for places, words in (
+        (last, "the last counted token of the sequences"),
+        (tails, "a tail of one repeated token (padding counted as sampled)"),
+    ):
         if len(places) < FEWEST_ENDS:
             continue
         ends_N = valid_N.new_zeros(len(valid_N))
@@ -63,7 +67,9 @@ def _ends(gap: Gap) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     return last, tails
 
 
-def _answer(gap: Gap, size_N: torch.Tensor, ends_N: torch.Tensor, rest_N: torch.Tensor, words: str) -> NotNumerics | None:
+def _answer(
+    gap: Gap, size_N: torch.Tensor, ends_N: torch.Tensor, rest_N: torch.Tensor, words: str
+) -> NotNumerics | None:
     if not bool(rest_N.any()):
         return None
     at_ends, elsewhere = size_N[ends_N], float(size_N[rest_N].max())
@@ -75,5 +81,8 @@ def _answer(gap: Gap, size_N: torch.Tensor, ends_N: torch.Tensor, rest_N: torch.
     finite = at_ends[at_ends.isfinite()]
     before = float(finite.max()) if len(finite) else float("inf")
     return NotNumerics(
-        cause="end_token", explanation=f"only {words} differ by nats: {int(large.sum())} of {len(at_ends)} such tokens{zero}", residual=elsewhere, before=before
+        cause="end_token",
+        explanation=f"only {words} differ by nats: {int(large.sum())} of {len(at_ends)} such tokens{zero}",
+        residual=elsewhere,
+        before=before,
     )

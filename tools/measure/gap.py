@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+
 from samebits.tools.schema.artifacts.gap import GapStats, SequenceGap, WorstToken
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ def differs(a_N: torch.Tensor, b_N: torch.Tensor) -> torch.Tensor:
 def stats(rollout_N: torch.Tensor, trainer_N: torch.Tensor, valid_N: torch.Tensor) -> GapStats:
     """Over valid tokens; diff = rollout - trainer.
 
-    Max, mean, std and k3 are taken in float64 over the valid tokens that are finite on both sides; `nonfinite` counts the
-    others, and any of them makes the comparison fail. k3 is the mean of expm1(r) - r with r = trainer - rollout (Schulman).
+    Max, mean, std and k3 are taken in float64 over the valid tokens that are finite on both sides; `nonfinite` counts
+    the others, and any of them makes the comparison fail. k3 is the mean of expm1(r) - r with r = trainer - rollout
+    (Schulman).
     """
     nonzero = int((differs(rollout_N, trainer_N) & valid_N).sum())
     finite_N = rollout_N.isfinite() & trainer_N.isfinite()
@@ -45,9 +47,13 @@ def stats(rollout_N: torch.Tensor, trainer_N: torch.Tensor, valid_N: torch.Tenso
     diff_M = rollout_N[used_N].double() - trainer_N[used_N].double()
     some = len(diff_M) > 0
     return GapStats(
-        tokens=int(valid_N.sum()), nonzero=nonzero, nonfinite=int((valid_N & ~finite_N).sum()),
-        max=float(diff_M.abs().max()) if some else 0.0, mean=float(diff_M.mean()) if some else 0.0,
-        std=float(diff_M.std(correction=0)) if some else 0.0, k3=float((torch.expm1(-diff_M) + diff_M).mean()) if some else 0.0,
+        tokens=int(valid_N.sum()),
+        nonzero=nonzero,
+        nonfinite=int((valid_N & ~finite_N).sum()),
+        max=float(diff_M.abs().max()) if some else 0.0,
+        mean=float(diff_M.mean()) if some else 0.0,
+        std=float(diff_M.std(correction=0)) if some else 0.0,
+        k3=float((torch.expm1(-diff_M) + diff_M).mean()) if some else 0.0,
     )
 
 
@@ -63,11 +69,16 @@ def per_sequence(
         start = part.stop
         finite_N = diff_N[part].isfinite() & valid_N[part]
         first = int(bad_N[part].int().argmax()) if bool(bad_N[part].any()) else None
-        rows.append(SequenceGap(
-            sequence=i, prompt_tokens=len(sequence.prompt), tokens=int(valid_N[part].sum()), nonzero=int(bad_N[part].sum()),
-            max=float(diff_N[part][finite_N].max()) if bool(finite_N.any()) else 0.0,
-            first_position=None if first is None else len(sequence.prompt) + first,
-        ))
+        rows.append(
+            SequenceGap(
+                sequence=i,
+                prompt_tokens=len(sequence.prompt),
+                tokens=int(valid_N[part].sum()),
+                nonzero=int(bad_N[part].sum()),
+                max=float(diff_N[part][finite_N].max()) if bool(finite_N.any()) else 0.0,
+                first_position=None if first is None else len(sequence.prompt) + first,
+            )
+        )
     return tuple(rows)
 
 
@@ -87,10 +98,18 @@ def worst_tokens(
             break
         i, k = where[n]
         around = tuple(
-            float(diff_N[n + d]) if 0 <= k + d < len(sequences[i].sampled) and bool(valid_N[n + d]) else float("nan") for d in NEIGHBOURS
+            float(diff_N[n + d]) if 0 <= k + d < len(sequences[i].sampled) and bool(valid_N[n + d]) else float("nan")
+            for d in NEIGHBOURS
         )
-        worst.append(WorstToken(
-            sequence=i, position=len(sequences[i].prompt) + k, token=sequences[i].sampled[k], rollout=float(rollout_N[n]),
-            trainer=float(trainer_N[n]), ulps=int(distance_N[n]), around=around,
-        ))
+        worst.append(
+            WorstToken(
+                sequence=i,
+                position=len(sequences[i].prompt) + k,
+                token=sequences[i].sampled[k],
+                rollout=float(rollout_N[n]),
+                trainer=float(trainer_N[n]),
+                ulps=int(distance_N[n]),
+                around=around,
+            )
+        )
     return tuple(worst)

@@ -1,11 +1,13 @@
-"""`samebits inspect`: what is installed here, and would this experiment run? Heavy imports happen in a child process."""
+"""`samebits inspect`: what is installed here, and would this experiment run? Heavy imports happen in a child
+process.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.results import Result
@@ -30,18 +32,25 @@ def run_inspect(request: InspectRequest, job: Job) -> Result:
     config = request.experiment.rollout
     asked, answer = job.folder / "inspect.request.json", job.folder / "inspect.json"
     asked.write_text(request.experiment.model_dump_json(), encoding="utf-8")
-    device = "cpu" if request.experiment.device == "cpu" else "cuda"
+    device: Literal["cpu", "cuda"] = "cpu" if request.experiment.device == "cpu" else "cuda"
     job.emit("inspect", "importing what the sides need, in a child process")
     with (job.folder / "inspect.log").open("wb") as log:
         try:
             code = subprocess.run(
-                [sys.executable, "-m", "samebits.tools.measure.look", str(asked), str(answer)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=variables(config, device) | dict(config.env), timeout=LIMIT_S, check=False,
+                [sys.executable, "-m", "samebits.tools.measure.look", str(asked), str(answer)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=variables(config, device) | dict(config.env),
+                timeout=LIMIT_S,
+                check=False,
             ).returncode
         except subprocess.TimeoutExpired:
             code = -1
     if not answer.is_file():
-        raise UserError("inspect", f"the process that looks ended with code {code}", f"read the end of {job.folder / 'inspect.log'}")
+        raise UserError(
+            "inspect", f"the process that looks ended with code {code}", f"read the end of {job.folder / 'inspect.log'}"
+        )
     rows = tuple(cast("list[dict[str, Cell]]", json.loads(answer.read_text(encoding="utf-8"))))
     return _result(rows)
 
@@ -49,7 +58,9 @@ def run_inspect(request: InspectRequest, job: Job) -> Result:
 def _result(rows: tuple[dict[str, Cell], ...]) -> Result:
     failing = [row for row in rows if row["outcome"] == "fails"]
     if not failing:
-        return Result(verdict="done", summary="This experiment can run here.", rows=rows, total=len(rows), next="samebits measure")
+        return Result(
+            verdict="done", summary="This experiment can run here.", rows=rows, total=len(rows), next="samebits measure"
+        )
     first = failing[0]
     summary = f"This experiment cannot run here: {len(failing)} checks fail, first {first['check']}: {first['detail']}"
     ordered = (*failing, *(row for row in rows if row["outcome"] != "fails"))

@@ -1,4 +1,6 @@
-"""The child of inspect: `python -m samebits.tools.measure.look EXPERIMENT.json ANSWER.json` looks and writes its rows."""
+"""The child of inspect: `python -m samebits.tools.measure.look EXPERIMENT.json ANSWER.json` looks and writes its
+rows.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ def tried(check: str, look: Callable[[], str]) -> Row:
     except UserError as error:
         return row(check, "fails", f"{error.thing}: {error.reason}", error.next_step)
     except Exception as error:  # an import of foreign code may raise anything
-        return row(check, "fails", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "correct the installation, or choose another side")
+        return row(
+            check,
+            "fails",
+            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            "correct the installation, or choose another side",
+        )
 
 
 def look(experiment: Experiment) -> list[Row]:
@@ -61,7 +68,11 @@ def _device(experiment: Experiment) -> str:
     cpu = f"CPU {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores"
     if not torch.cuda.is_available():
         if experiment.device == "cuda":
-            raise UserError("device", '"cuda", but torch sees no GPU', 'set device = "cpu" or run on a GPU machine with a CUDA build of torch')
+            raise UserError(
+                "device",
+                '"cuda", but torch sees no GPU',
+                'set device = "cpu" or run on a GPU machine with a CUDA build of torch',
+            )
         return cpu
     devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return ", ".join(f"{d.name} sm_{d.major}{d.minor} {d.total_memory >> 30} GiB" for d in devices) + f"; {cpu}"
@@ -81,7 +92,14 @@ def _side(role: str, experiment: Experiment, config: Rollout | Trainer, model: s
     if kind.startswith("python:"):
         return [tried(f"{role} side", lambda: _python(kind))]
     if kind not in ("vllm", "transformers") or (kind == "vllm" and role == "trainer"):
-        return [row(f"{role} side", "fails", f"{kind!r} is not known", 'use "vllm" (rollout only), "transformers" or "python:package.module:function"')]
+        return [
+            row(
+                f"{role} side",
+                "fails",
+                f"{kind!r} is not known",
+                'use "vllm" (rollout only), "transformers" or "python:package.module:function"',
+            )
+        ]
     rows = [tried(f"{role} model", lambda: _model(experiment, config, model))]
     rows += _vllm(config) if kind == "vllm" else [tried(f"{role} side", _transformers)]
     if rows[0]["outcome"] == "ok" and isinstance(config, Trainer) and config.kernels != "none":
@@ -116,7 +134,11 @@ def _model(experiment: Experiment, config: Rollout | Trainer, model: str) -> str
     wanted = experiment.workload.prompt_tokens[1] + experiment.workload.new_tokens
     if not experiment.workload.file:
         if isinstance(config, Rollout) and wanted > config.max_model_len:
-            raise UserError("workload", f"{wanted} tokens at most, rollout.max_model_len is {config.max_model_len}", "raise it or shorten the workload")
+            raise UserError(
+                "workload",
+                f"{wanted} tokens at most, rollout.max_model_len is {config.max_model_len}",
+                "raise it or shorten the workload",
+            )
         if isinstance(limit, int) and wanted > limit:
             raise UserError("workload", f"{wanted} tokens at most, the model takes {limit}", "shorten the workload")
     return f"{folder}: {', '.join(values.get('architectures') or ['no architecture named'])}, {limit} positions"
@@ -136,7 +158,9 @@ def _kernels(config: Trainer, model: str) -> str:
     from samebits.kernels.adapters.transformers.roles import family_of
 
     if config.layout == "padded":
-        raise UserError("trainer.layout", '"padded" cannot be used with patched kernels', 'set layout = "packed" or "single"')
+        raise UserError(
+            "trainer.layout", '"padded" cannot be used with patched kernels', 'set layout = "packed" or "single"'
+        )
     values = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
     name = (values.get("architectures") or [""])[0]
     try:

@@ -53,7 +53,9 @@ def obtain(sides: Sides, given: str | None) -> Source:
     if where.is_dir():
         return Source(where, rollout_store.read(where), str(where), False, engine)
     if not where.exists():
-        raise UserError(str(where), "no rollout here", "give the folder of a rollout artifact, or a .jsonl or .parquet file of rows")
+        raise UserError(
+            str(where), "no rollout here", "give the folder of a rollout artifact, or a .jsonl or .parquet file of rows"
+        )
     sides.job.emit("rollout", f"reading {where}")
     data = rows_file.read_rows(where)
     folder = sides.job.new("rollout")

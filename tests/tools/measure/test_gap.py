@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from samebits.tools.measure import gap
 from samebits.tools.sides.protocol import Sequence
 

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from samebits.tools.job.job import Job
 from samebits.tools.measure.verb import run_measure
 from samebits.tools.schema.artifacts.gap import GapReport
@@ -26,10 +27,14 @@ if TYPE_CHECKING:
 WORKLOAD = {"prompts": 4, "prompt_tokens": (3, 12), "new_tokens": 6}
 
 
-def request(model: Path, *, rollout: Any = None, trainer: Any = None, workload: Any = None, **more: Any) -> MeasureRequest:
+def request(
+    model: Path, *, rollout: Any = None, trainer: Any = None, workload: Any = None, **more: Any
+) -> MeasureRequest:
     experiment = {
-        "device": "cpu", "rollout": {"side": "transformers", "model": str(model), "dtype": "float32"} | (rollout or {}),
-        "trainer": {"dtype": "float32"} | (trainer or {}), "workload": WORKLOAD | (workload or {}),
+        "device": "cpu",
+        "rollout": {"side": "transformers", "model": str(model), "dtype": "float32"} | (rollout or {}),
+        "trainer": {"dtype": "float32"} | (trainer or {}),
+        "workload": WORKLOAD | (workload or {}),
     }
     return MeasureRequest.model_validate({"experiment": experiment, **more})
 
@@ -50,7 +55,11 @@ def rows_file(folder: Path, job: Path, change: Callable[[dict[str, Any]], None] 
         for sequence in data.sequences:
             part = slice(start, start + len(sequence.sampled))
             start = part.stop
-            row = {"prompt_ids": sequence.prompt, "sampled_ids": sequence.sampled, "logprobs": data.logprob_N[part].tolist()}
+            row = {
+                "prompt_ids": sequence.prompt,
+                "sampled_ids": sequence.sampled,
+                "logprobs": data.logprob_N[part].tolist(),
+            }
             if change is not None:
                 change(row)
             file.write(json.dumps(row) + "\n")
@@ -79,8 +88,8 @@ def test_numerics_are_measured_and_every_step_says_what_it_found(models: Callabl
 
 @pytest.mark.usefixtures("sides_here")
 def test_a_side_against_its_own_kind_is_exact(models: Callable[..., Path], tmp_path: Path) -> None:
-    """One side generates with a recompute per token, the other scores: the same forward at the same shapes would be needed for
-    equal bits, so the rollout is the trainer's own logprobs, read from rows."""
+    """One side generates with a recompute per token, the other scores: the same forward at the same shapes would be
+    needed for equal bits, so the rollout is the trainer's own logprobs, read from rows."""
     first, report = measured(tmp_path / "one", request(models(), axes=()))
     own = iter(report_trainer(tmp_path / "one" / first.ids["gap"]))
 
@@ -116,7 +125,9 @@ def test_differing_weights_stop_everything_after_them(models: Callable[..., Path
 
 
 @pytest.mark.usefixtures("sides_here")
-def test_rows_of_a_file_with_another_temperature_are_explained_and_no_axis_runs(models: Callable[..., Path], tmp_path: Path) -> None:
+def test_rows_of_a_file_with_another_temperature_are_explained_and_no_axis_runs(
+    models: Callable[..., Path], tmp_path: Path
+) -> None:
     measured(tmp_path / "one", request(models(), workload={"temperature": 0.7}, axes=()))
     path = rows_file(tmp_path, tmp_path / "one")
     result, report = measured(tmp_path / "two", request(models()).model_copy(update={"rollout": str(path)}))
@@ -140,7 +151,11 @@ def test_nothing_valid_is_never_exact(models: Callable[..., Path], tmp_path: Pat
 def test_one_nonfinite_logprob_fails_and_is_the_worst_token(models: Callable[..., Path], tmp_path: Path) -> None:
     measured(tmp_path / "one", request(models(), axes=()))
     changed = iter([True])
-    path = rows_file(tmp_path, tmp_path / "one", lambda row: row["logprobs"].__setitem__(1, float("nan")) if next(changed, False) else None)
+    path = rows_file(
+        tmp_path,
+        tmp_path / "one",
+        lambda row: row["logprobs"].__setitem__(1, float("nan")) if next(changed, False) else None,
+    )
     result, report = measured(tmp_path / "two", request(models(), rollout={"side": f"file:{path}"}))
     assert (result.verdict, report.stats.nonfinite) == ("differs", 1)
     assert (report.worst[0].sequence, report.worst[0].position) == (0, 4)
@@ -180,30 +195,43 @@ def test_a_change_that_nobody_sees_is_the_first_thing_said(
     from samebits.tools.sides.scoring import recording
 
     kept = recording.recorded
-    monkeypatch.setattr(recording, "recorded", lambda side, data, plan, edits, folder: kept(side, data, plan, (), folder))
+    monkeypatch.setattr(
+        recording, "recorded", lambda side, data, plan, edits, folder: kept(side, data, plan, (), folder)
+    )
     result, report = measured(tmp_path / "job", request(models()))
     assert result.verdict == "unjudged"
     assert "would go unseen" in report.could_fail
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [("absent.jsonl", "no rollout here"), ("folder", "no rollout artifact"), ("bad.jsonl", "line 1, field 'logprobs'")]
+    ("given", "said"),
+    [("absent.jsonl", "no rollout here"), ("folder", "no rollout artifact"), ("bad.jsonl", "line 1, field 'logprobs'")],
 )
 @pytest.mark.usefixtures("sides_here")
-def test_a_rollout_that_is_none_is_refused_before_a_side_starts(given: str, said: str, models: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_rollout_that_is_none_is_refused_before_a_side_starts(
+    given: str, said: str, models: Callable[..., Path], tmp_path: Path
+) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "bad.jsonl").write_text('{"prompt_ids": [1], "sampled_ids": [1], "logprobs": ["x"]}')
     with pytest.raises(UserError, match=said):
-        measured(tmp_path / "job", request(models(), rollout=None).model_copy(update={"rollout": str(tmp_path / given)}))
+        measured(
+            tmp_path / "job", request(models(), rollout=None).model_copy(update={"rollout": str(tmp_path / given)})
+        )
     assert not (tmp_path / "job" / "sides").exists()
 
 
-def test_the_worker_runs_both_sides_as_processes_and_leaves_whole_artifacts(models: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_worker_runs_both_sides_as_processes_and_leaves_whole_artifacts(
+    models: Callable[..., Path], tmp_path: Path
+) -> None:
     """No process border is replaced here."""
     job = tmp_path / "job"
     job.mkdir()
     (job / "request.json").write_text(request(models(), axes=("repeat",)).model_dump_json(), encoding="utf-8")
-    done = subprocess.run([sys.executable, "-m", "samebits.tools.worker", str(job)], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "samebits.tools.worker", str(job)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
     outcome = json.loads((job / "result.json").read_text(encoding="utf-8"))
     assert (done.returncode, outcome["state"]) == (0, "succeeded"), outcome
     report = artifact.read(job / outcome["result"]["ids"]["gap"], GapReport)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from samebits.tools.measure.weights_check import compare_weights
 from samebits.tools.schema.artifacts.weights import SideWeights
 from samebits.tools.sides.scoring.views import weight_view
@@ -18,12 +19,18 @@ def drawn(*shape: int) -> torch.Tensor:
 
 Q, K, V, NORM, HEAD, OTHER = drawn(8, 4), drawn(4, 4), drawn(4, 4), drawn(4), drawn(10, 4), drawn(8, 4)
 TRAINER: dict[str, torch.Tensor] = {
-    "model.layers.0.attn.q_proj.weight": Q, "model.layers.0.attn.k_proj.weight": K, "model.layers.0.attn.v_proj.weight": V,
-    "model.layers.0.norm.weight": NORM, "model.layers.1.attn.o_proj.weight": OTHER, "lm_head.weight": HEAD,
+    "model.layers.0.attn.q_proj.weight": Q,
+    "model.layers.0.attn.k_proj.weight": K,
+    "model.layers.0.attn.v_proj.weight": V,
+    "model.layers.0.norm.weight": NORM,
+    "model.layers.1.attn.o_proj.weight": OTHER,
+    "lm_head.weight": HEAD,
 }
 ROLLOUT: dict[str, torch.Tensor] = {
-    "model.layers.0.attn.qkv_proj.weight": torch.cat([Q, K, V]), "model.layers.0.norm.weight": NORM,
-    "model.layers.1.attn.o_proj.weight": OTHER, "lm_head.weight": torch.cat([HEAD, torch.zeros(6, 4).bfloat16()]),
+    "model.layers.0.attn.qkv_proj.weight": torch.cat([Q, K, V]),
+    "model.layers.0.norm.weight": NORM,
+    "model.layers.1.attn.o_proj.weight": OTHER,
+    "lm_head.weight": torch.cat([HEAD, torch.zeros(6, 4).bfloat16()]),
 }
 
 
@@ -45,7 +52,9 @@ def test_one_ulp_in_one_part_names_that_part_alone() -> None:
     merged = ROLLOUT["model.layers.0.attn.qkv_proj.weight"].clone()
     merged[9, 2] = torch.nextafter(merged[9, 2], torch.tensor(9.0).bfloat16())
     said = text(ROLLOUT | {"model.layers.0.attn.qkv_proj.weight": merged})
-    assert said.startswith("differ: model.layers.0.attn.k_proj.weight; only on the rollout side: model.layers.0.attn.qkv_proj.weight")
+    assert said.startswith(
+        "differ: model.layers.0.attn.k_proj.weight; only on the rollout side: model.layers.0.attn.qkv_proj.weight"
+    )
 
 
 def test_minus_zero_is_another_weight() -> None:
@@ -67,7 +76,9 @@ def test_weights_of_another_layer_are_named_as_such() -> None:
 
 
 def test_a_weight_that_only_the_rollout_side_has_counts() -> None:
-    assert "only on the rollout side: model.layers.0.bias.weight" in text(ROLLOUT | {"model.layers.0.bias.weight": drawn(3, 4)})
+    assert "only on the rollout side: model.layers.0.bias.weight" in text(
+        ROLLOUT | {"model.layers.0.bias.weight": drawn(3, 4)}
+    )
 
 
 def test_what_cannot_be_compared_is_not_called_equal() -> None:

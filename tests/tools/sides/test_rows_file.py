@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.rows_file import read_rows
 
@@ -20,7 +21,9 @@ GOOD: dict[str, Any] = {"prompt_ids": [3, 4], "sampled_ids": [5, 6], "logprobs":
 
 def written(folder: Path, *rows: Any, name: str = "rows.jsonl") -> Path:
     path = folder / name
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n", encoding="utf-8")
+    path.write_text(
+        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n", encoding="utf-8"
+    )
     return path
 
 
@@ -30,7 +33,13 @@ def test_rows_are_read_with_their_float32_bits_and_defaults(tmp_path: Path) -> N
     assert [(s.prompt, s.sampled) for s in data.sequences] == [([3, 4], [5, 6]), ([3, 4], [7])]
     assert torch.equal(data.logprob_N[2:].view(torch.int32), value.view(torch.int32))
     assert data.valid_N.tolist() == [True, True, False]
-    assert (data.temperature, data.top_p, data.top_k, data.weight_version, data.logprobs) == (1.0, 1.0, 0, 0, "processed")
+    assert (data.temperature, data.top_p, data.top_k, data.weight_version, data.logprobs) == (
+        1.0,
+        1.0,
+        0,
+        0,
+        "processed",
+    )
 
 
 def test_settings_are_read(tmp_path: Path) -> None:
@@ -70,7 +79,9 @@ def test_values_that_are_not_finite_are_kept(tmp_path: Path) -> None:
         ({"logprob": [1]}, "logprob", "no such field"),
     ],
 )
-def test_a_bad_row_is_refused_by_line_and_field(change: dict[str, Any], field: str, reason: str, tmp_path: Path) -> None:
+def test_a_bad_row_is_refused_by_line_and_field(
+    change: dict[str, Any], field: str, reason: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError) as caught:
         read_rows(written(tmp_path, GOOD, GOOD | change))
     assert "line 2" in caught.value.thing
@@ -94,8 +105,11 @@ def test_settings_that_change_inside_a_file_are_refused(name: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("rows.jsonl", "", "no rows"), ("rows.jsonl", "{not json", "line 1: not JSON"), ("rows.jsonl", "[1]", "line 1: not a JSON object"),
-        ("rows.csv", "a,b", "neither"), ("rows.parquet", "no parquet", "not a readable parquet"),
+        ("rows.jsonl", "", "no rows"),
+        ("rows.jsonl", "{not json", "line 1: not JSON"),
+        ("rows.jsonl", "[1]", "line 1: not a JSON object"),
+        ("rows.csv", "a,b", "neither"),
+        ("rows.parquet", "no parquet", "not a readable parquet"),
     ],
 )
 def test_a_file_that_is_no_rollout_is_refused(name: str, text: str, reason: str, tmp_path: Path) -> None:
@@ -113,16 +127,23 @@ def test_parquet_rows_are_the_same_as_jsonl_and_errors_name_the_row(tmp_path: Pa
     from pyarrow import parquet
 
     rows = [GOOD | {"temperature": 0.7, "mask": [1, 0]}, GOOD | {"temperature": 0.7, "mask": [1, 1]}]
-    floats = pa.schema([
-        ("prompt_ids", pa.list_(pa.int64())), ("sampled_ids", pa.list_(pa.int64())), ("logprobs", pa.list_(pa.float32())),
-        ("temperature", pa.float64()), ("mask", pa.list_(pa.int8())),
-    ])
+    floats = pa.schema(
+        [
+            ("prompt_ids", pa.list_(pa.int64())),
+            ("sampled_ids", pa.list_(pa.int64())),
+            ("logprobs", pa.list_(pa.float32())),
+            ("temperature", pa.float64()),
+            ("mask", pa.list_(pa.int8())),
+        ]
+    )
     parquet.write_table(pa.Table.from_pylist(rows, schema=floats), tmp_path / "rows.parquet")
     a, b = read_rows(tmp_path / "rows.parquet"), read_rows(written(tmp_path, *rows))
     assert [(s.prompt, s.sampled) for s in a.sequences] == [(s.prompt, s.sampled) for s in b.sequences]
     assert torch.equal(a.logprob_N.view(torch.int32), b.logprob_N.view(torch.int32))
     assert torch.equal(a.valid_N, b.valid_N)
-    parquet.write_table(pa.Table.from_pylist([rows[0], rows[1] | {"mask": [1]}], schema=floats), tmp_path / "bad.parquet")
+    parquet.write_table(
+        pa.Table.from_pylist([rows[0], rows[1] | {"mask": [1]}], schema=floats), tmp_path / "bad.parquet"
+    )
     with pytest.raises(UserError, match="row 2, field 'mask'"):
         read_rows(tmp_path / "bad.parquet")
 
@@ -136,7 +157,9 @@ def writer(name: str) -> Any:
 
 
 def test_the_writer_for_vllm_gives_rows_that_can_be_read(tmp_path: Path) -> None:
-    answer = SimpleNamespace(token_ids=(5, 6), logprobs=[{5: SimpleNamespace(logprob=-1.25)}, {6: SimpleNamespace(logprob=-0.1)}])
+    answer = SimpleNamespace(
+        token_ids=(5, 6), logprobs=[{5: SimpleNamespace(logprob=-1.25)}, {6: SimpleNamespace(logprob=-0.1)}]
+    )
     outputs = [SimpleNamespace(prompt_token_ids=[3, 4], outputs=[answer])]
     writer("write_vllm")(tmp_path / "rows.jsonl", outputs, SimpleNamespace(temperature=0.7, top_p=1.0, top_k=0))
     data = read_rows(tmp_path / "rows.jsonl")
@@ -145,17 +168,26 @@ def test_the_writer_for_vllm_gives_rows_that_can_be_read(tmp_path: Path) -> None
 
 def test_the_writer_for_trl_drops_padding(tmp_path: Path) -> None:
     batch = {
-        "prompt_ids": torch.tensor([[0, 3, 4]]), "prompt_mask": torch.tensor([[0, 1, 1]]), "completion_ids": torch.tensor([[5, 6, 0]]),
-        "completion_mask": torch.tensor([[1, 1, 0]]), "sampling_per_token_logps": torch.tensor([[-1.25, -0.5, 0.0]]),
+        "prompt_ids": torch.tensor([[0, 3, 4]]),
+        "prompt_mask": torch.tensor([[0, 1, 1]]),
+        "completion_ids": torch.tensor([[5, 6, 0]]),
+        "completion_mask": torch.tensor([[1, 1, 0]]),
+        "sampling_per_token_logps": torch.tensor([[-1.25, -0.5, 0.0]]),
     }
     writer("write_trl")(tmp_path / "rows.jsonl", batch, SimpleNamespace(temperature=1.0, top_p=1.0, top_k=None))
     data = read_rows(tmp_path / "rows.jsonl")
-    assert (data.sequences[0].prompt, data.sequences[0].sampled, data.logprob_N.tolist()) == ([3, 4], [5, 6], [-1.25, -0.5])
+    assert (data.sequences[0].prompt, data.sequences[0].sampled, data.logprob_N.tolist()) == (
+        [3, 4],
+        [5, 6],
+        [-1.25, -0.5],
+    )
 
 
 def test_the_writer_for_verl_drops_padding(tmp_path: Path) -> None:
     batch = {
-        "prompts": torch.tensor([[0, 3, 4]]), "responses": torch.tensor([[5, 6, 0]]), "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 0]]),
+        "prompts": torch.tensor([[0, 3, 4]]),
+        "responses": torch.tensor([[5, 6, 0]]),
+        "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 0]]),
         "rollout_log_probs": torch.tensor([[-1.25, -0.5, 0.0]]),
     }
 

@@ -23,11 +23,13 @@ class Model(Protocol):
     """
 
     module: torch.nn.Module
-    """Everything that computes and holds weights; its submodules are tapped by their names. In eval mode, on the device."""
+    """Everything that computes and holds weights; its submodules are tapped by their names. In eval mode, on the
+    device.
+    """
 
     def forward(self, token_ids_BL: torch.Tensor, position_ids_BL: torch.Tensor) -> torch.Tensor:
-        """Logits [B, L, V], any floating dtype, of int64 ids and positions. Causal; calls `module` once. Right padding is
-        id 0 with positions that go on counting."""
+        """Logits [B, L, V], any floating dtype, of int64 ids and positions. Causal; calls `module` once. Right
+        padding is id 0 with positions that go on counting."""
         ...
 
 
@@ -40,9 +42,17 @@ def check_model(side: str, model: Any) -> Model:
     import torch
 
     if not isinstance(getattr(model, "module", None), torch.nn.Module):
-        raise UserError(f"side {side!r}", "what its factory returned has no `module` (torch.nn.Module)", "see docs/python-side.md")
+        raise UserError(
+            f"side {side!r}", "what its factory returned has no `module` (torch.nn.Module)", "see docs/python-side.md"
+        )
     if not callable(getattr(model, "forward", None)):
-        raise UserError(f"side {side!r}", "what its factory returned has no `forward(token_ids, position_ids)`", "see docs/python-side.md")
+        raise UserError(
+            f"side {side!r}",
+            "what its factory returned has no `forward(token_ids, position_ids)`",
+            "see docs/python-side.md",
+        )
     if model.module.training:
-        raise UserError(f"side {side!r}", "its module is in training mode (dropout is on)", "call module.eval() in the factory")
+        raise UserError(
+            f"side {side!r}", "its module is in training mode (dropout is on)", "call module.eval() in the factory"
+        )
     return cast("Model", model)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Rollout
 from samebits.tools.sides.python.protocol import check_model
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from samebits.tools.schema.experiment import Workload
     from samebits.tools.schema.passes import How, Open
+    from samebits.tools.schema.results import Cell
     from samebits.tools.schema.sites import CapturePlan, Edit
     from samebits.tools.sides.protocol import RolloutData, Scores
     from samebits.tools.sides.python.protocol import Model
@@ -35,8 +37,7 @@ class PythonSide(TorchSide):
 
     def __init__(self, command: Open, model: Model) -> None:
         config = command.config
-        rollout = isinstance(config, Rollout)
-        super().__init__("log_softmax" if rollout else config.logprob)
+        super().__init__("log_softmax" if isinstance(config, Rollout) else config.logprob)
         self.model = model
         self.module = model.module
         self.name = config.side
@@ -50,42 +51,58 @@ class PythonSide(TorchSide):
         self.vocabulary = getattr(model, "vocabulary", None)
         if self.layout == "packed" and not getattr(model, "packed", False):
             raise UserError(
-                f"{self.role}.layout", f'"packed", but {self.name} does not say that it keeps packed sequences apart',
-                "give its object `packed = True` when positions that start again at 0 begin a new sequence, or use another layout",
+                f"{self.role}.layout",
+                f'"packed", but {self.name} does not say that it keeps packed sequences apart',
+                "give its object `packed = True` when positions that start again at 0 begin a new sequence, or use "
+                "another layout",
             )
         if config.kernels != "none":
-            raise UserError(f"{self.role}.kernels", "nothing can be put under a python: side", "call the kernels in your own model")
+            raise UserError(
+                f"{self.role}.kernels", "nothing can be put under a python: side", "call the kernels in your own model"
+            )
 
     @classmethod
     def load(cls, command: Open) -> Self:
         """Import the factory, call it, check what it returns.
 
         Raises:
-            UserError: the name is not module:function, it cannot be imported, it rejects its arguments, or what it returns
+            UserError: the name is not module:function, it cannot be imported, it rejects its arguments, or what it
+            returns
                 misses a part of the protocol.
         """
         factory = find_factory(command.config.side)
         config = command.config
         options = dict(config.engine if isinstance(config, Rollout) else config.options)
-        given = {"model": command.model, "dtype": getattr(torch, config.dtype), "device": torch.device(command.device)} | options
+        given = {
+            "model": command.model,
+            "dtype": getattr(torch, config.dtype),
+            "device": torch.device(command.device),
+        } | options
         return cls(command, check_model(config.side, _call(factory, config.side, given)))
 
     def describe(self) -> tuple[dict[str, str | int | float | bool | None], list[str]]:
         """See Side.describe."""
         facts, lines = self.numbers()
-        return {"name": self.name, "cache": hasattr(self.model, "decode")} | facts, lines
+        own: dict[str, Cell] = {"name": self.name, "cache": hasattr(self.model, "decode")}
+        return own | facts, lines
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """See TorchSide.logits: all rows of the user's forward, then the asked ones."""
         logits_BLV = self.model.forward(batch.ids_BL.to(self.device), batch.positions_BL.to(self.device))
         shape = tuple(batch.ids_BL.shape)
         if tuple(logits_BLV.shape[:2]) != shape or logits_BLV.dim() != 3:
-            raise UserError(self.name, f"forward gave logits of shape {tuple(logits_BLV.shape)} for tokens {shape}", f"return [B, L, V]; {DOC}")
+            raise UserError(
+                self.name,
+                f"forward gave logits of shape {tuple(logits_BLV.shape)} for tokens {shape}",
+                f"return [B, L, V]; {DOC}",
+            )
         assert batch.rows.head_R is not None
         return logits_BLV.flatten(0, 1)[batch.rows.head_R.to(self.device)]
 
     def next_logits(self, ids_1L: torch.Tensor, positions_1L: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
-        """Logits [1, V] after these tokens, and the cache to go on with; without `decode` everything is computed again."""
+        """Logits [1, V] after these tokens, and the cache to go on with; without `decode` everything is computed
+        again.
+        """
         decode = getattr(self.model, "decode", None)
         if decode is None:
             tokens_1L = ids_1L if cache is None else torch.cat([cache, ids_1L], dim=1)
@@ -104,10 +121,14 @@ class PythonSide(TorchSide):
         from samebits.tools.sides.scoring.decode import generate
 
         if self.vocabulary is None:
-            raise UserError(self.name, "cannot generate: its object does not say its vocabulary", f"give it `vocabulary`; {DOC}")
+            raise UserError(
+                self.name, "cannot generate: its object does not say its vocabulary", f"give it `vocabulary`; {DOC}"
+            )
         return generate(self, workload, self.folder, set(), self.mode)
 
-    def score(self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path) -> Scores:
+    def score(
+        self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path
+    ) -> Scores:
         """See TorchSide.score; as rollout side with a cache `how.path = "decode"` feeds tokens one by one."""
         if self.role == "rollout" and how.path == "decode" and not (self.recomputes and (plan is not None or edits)):
             from samebits.tools.sides.scoring.decode import score_decode
@@ -131,7 +152,9 @@ class PythonSide(TorchSide):
         try:
             load_model(self.module, weights)
         except (OSError, RuntimeError) as error:
-            raise UserError(str(weights), f"does not fit {self.name} ({error})", "push a file that this side saved") from error
+            raise UserError(
+                str(weights), f"does not fit {self.name} ({error})", "push a file that this side saved"
+            ) from error
         return [f"weights of version {version} loaded"]
 
 
@@ -151,7 +174,9 @@ def find_factory(side: str) -> Callable[..., Any]:
         module = importlib.import_module(name)
     except Exception as error:  # a user's module may raise anything
         reason = f"cannot be imported ({type(error).__name__}: {error})"
-        raise UserError(f"side {side!r}", reason, "put its folder on PYTHONPATH (the env of this side, or the shell)") from error
+        raise UserError(
+            f"side {side!r}", reason, "put its folder on PYTHONPATH (the env of this side, or the shell)"
+        ) from error
     factory = getattr(module, function, None)
     if not callable(factory):
         raise UserError(f"side {side!r}", f"module {name} has no function {function!r}", f"name the factory; {DOC}")
@@ -163,6 +188,8 @@ def _call(factory: Callable[..., Any], side: str, given: dict[str, Any]) -> Any:
         inspect.signature(factory).bind(**given)
     except TypeError as error:
         raise UserError(
-            f"side {side!r}", f"its factory does not take {', '.join(given)} ({error})", f"def factory(model, dtype, device, **options); {DOC}"
+            f"side {side!r}",
+            f"its factory does not take {', '.join(given)} ({error})",
+            f"def factory(model, dtype, device, **options); {DOC}",
         ) from error
     return factory(**given)

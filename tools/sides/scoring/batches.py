@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
+
 from samebits.tools.capture.rows import PassRows
 
 if TYPE_CHECKING:
@@ -90,6 +91,11 @@ def _batch(chosen: list[int], sequences: list[Sequence], starts: list[int], layo
     head_R = torch.tensor(head, dtype=torch.int64)
     rows = PassRows(sequence_T, position_T.to(torch.int32), shape, head_R)
     return Batch(
-        ids_T.view(shape), position_T.view(shape), mask_BL, lengths, rows, torch.tensor(targets, dtype=torch.int64),
+        ids_T.view(shape),
+        position_T.view(shape),
+        mask_BL,
+        lengths,
+        rows,
+        torch.tensor(targets, dtype=torch.int64),
         torch.tensor(out, dtype=torch.int64),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
 from samebits.tools.capture.rows import PassRows
 from samebits.tools.sides.protocol import RolloutData, Scores, Sequence
 from samebits.tools.sides.scoring.logprob import GREEDY_BELOW, Processing, keep_top
@@ -39,7 +40,9 @@ class Decoder(Protocol):
     def logprobs(self, logits_RV: torch.Tensor, targets_R: torch.Tensor, processing: Processing) -> torch.Tensor: ...
 
 
-def _run(side: Decoder, index: int, prompt: list[int], count: int, choose: Choose, processing: Processing) -> tuple[list[int], list[torch.Tensor]]:
+def _run(
+    side: Decoder, index: int, prompt: list[int], count: int, choose: Choose, processing: Processing
+) -> tuple[list[int], list[torch.Tensor]]:
     """Feed a prompt, then the chosen tokens but the last; returns the choices and their logprobs [1]."""
     cache: Any = None
     fed, start = list(prompt), 0
@@ -50,7 +53,10 @@ def _run(side: Decoder, index: int, prompt: list[int], count: int, choose: Choos
         positions_1L = torch.arange(start, len(fed), device=side.device)[None]
         length = ids_1L.shape[1]
         side._rows = PassRows(
-            torch.full((length,), index, dtype=torch.int32), positions_1L[0].to("cpu", torch.int32), (1, length), torch.tensor([length - 1])
+            torch.full((length,), index, dtype=torch.int32),
+            positions_1L[0].to("cpu", torch.int32),
+            (1, length),
+            torch.tensor([length - 1]),
         )
         logits_1V, cache = side.next_logits(ids_1L, positions_1L, cache)
         start = len(fed)
@@ -72,7 +78,13 @@ def generate(side: Decoder, workload: Workload, folder: Path, special: set[int],
     asked = prompts(workload, folder, side.vocabulary, special)
     none_N = torch.empty(0)
     data = RolloutData(
-        [Sequence(prompt, [0] * workload.new_tokens) for prompt in asked], none_N, none_N, workload.temperature, workload.top_p, workload.top_k, mode
+        [Sequence(prompt, [0] * workload.new_tokens) for prompt in asked],
+        none_N,
+        none_N,
+        workload.temperature,
+        workload.top_p,
+        workload.top_k,
+        mode,
     )
     side.check(data)
     processing = Processing.of(data)

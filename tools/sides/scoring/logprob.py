@@ -81,7 +81,9 @@ class Logprob(torch.nn.Module):
             return self.operator(logits_RV, targets_R, processing.temperature)
         if processing.temperature != 1:
             # A tensor, not a scalar: CUDA divides by a scalar as a product with its reciprocal.
-            scale_R1 = torch.full((len(logits_RV), 1), processing.temperature, dtype=torch.float32, device=logits_RV.device)
+            scale_R1 = torch.full(
+                (len(logits_RV), 1), processing.temperature, dtype=torch.float32, device=logits_RV.device
+            )
             logits_RV = logits_RV.float() / scale_R1
         if processing.top_k > 0 or processing.top_p < 1:
             logits_RV = keep_top(logits_RV.float(), processing.top_k, processing.top_p)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+
 from samebits.tools.sides.scoring.logprob import keep_top
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ def columns(
     """What is needed to recognise a cause of meaning, per row, float64.
 
     logprob: log p(target) under the reading; total: logsumexp(logits / T) over the whole vocabulary; slope: d logprob /
-    d(1/T) before any cut, that is target logit minus mean logit; count: how many of the most probable tokens hold the mass
-    exp(logprob - reported), when `reading.count` (else NaN).
+    d(1/T) before any cut, that is target logit minus mean logit; count: how many of the most probable tokens hold the
+    mass exp(logprob - reported), when `reading.count` (else NaN).
     """
     wide_RV = logits_RV.double()
     scaled_RV = wide_RV / reading.temperature

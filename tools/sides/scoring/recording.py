@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def recorded(side: TorchSide, data: RolloutData, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path) -> Iterator[None]:
+def recorded(
+    side: TorchSide, data: RolloutData, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path
+) -> Iterator[None]:
     """Record what runs inside; the Capture artifact is written only when it ends well."""
     from samebits.tools.capture.recorder import Recorder
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.protocol import Scores, Side
 from samebits.tools.sides.scoring.batches import Batch, cut
@@ -65,9 +66,16 @@ class TorchSide(Side):
         """Facts and lines that every PyTorch side has: what its bits depend on."""
         parameters = list(self.module.parameters())
         facts: dict[str, str | int | float | bool | None] = {
-            "torch": torch.__version__, "model": type(self.module).__name__, "layout": self.layout, "micro_batch": self.micro_batch,
-            "logprob": self.logprob.formula, "device": str(self.device), "compiled": False, "threads": torch.get_num_threads(),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(), "amx": torch.cpu._is_amx_tile_supported(),
+            "torch": torch.__version__,
+            "model": type(self.module).__name__,
+            "layout": self.layout,
+            "micro_batch": self.micro_batch,
+            "logprob": self.logprob.formula,
+            "device": str(self.device),
+            "compiled": False,
+            "threads": torch.get_num_threads(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "amx": torch.cpu._is_amx_tile_supported(),
             "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
             "parameters": sum(p.numel() for p in parameters),
         }
@@ -88,13 +96,15 @@ class TorchSide(Side):
             length = len(sequence.prompt) + len(sequence.sampled)
             if self.limit is not None and length > self.limit:
                 raise UserError(
-                    f"sequence {i} of the rollout", f"{length} tokens, the {self.role} side's model takes {self.limit}",
+                    f"sequence {i} of the rollout",
+                    f"{length} tokens, the {self.role} side's model takes {self.limit}",
                     "shorten workload.prompt_tokens or workload.new_tokens, or drop the sequence",
                 )
             worst = max((*sequence.prompt, *sequence.sampled), default=0)
             if self.vocabulary is not None and worst >= self.vocabulary:
                 raise UserError(
-                    f"sequence {i} of the rollout", f"token id {worst}, the {self.role} side's vocabulary has {self.vocabulary}",
+                    f"sequence {i} of the rollout",
+                    f"token id {worst}, the {self.role} side's vocabulary has {self.vocabulary}",
                     "use a rollout of the same model and tokenizer",
                 )
 
@@ -110,7 +120,8 @@ class TorchSide(Side):
         self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path
     ) -> Scores:
         """See Side.score. `how.concurrency` is the micro batch of the padded and packed layouts (None: the configured
-        one); `how.reverse` goes from the last sequence to the first; `how.path`, `chunk` and `warm_prefix` have no meaning here.
+        one); `how.reverse` goes from the last sequence to the first; `how.path`, `chunk` and `warm_prefix` have no
+        meaning here.
         """
         self.check(data)
         processing = Processing.of(data)
@@ -122,7 +133,9 @@ class TorchSide(Side):
             for batch in cut(data.sequences, self.layout, how.concurrency or self.micro_batch, reverse=how.reverse):
                 self._rows = batch.rows
                 logits_RV = self.logits(batch)
-                logprob_N[batch.out_R] = self.logprobs(logits_RV, batch.targets_R.to(self.device), processing).float().cpu()
+                logprob_N[batch.out_R] = (
+                    self.logprobs(logits_RV, batch.targets_R.to(self.device), processing).float().cpu()
+                )
                 self._rows = None
                 scored_N[batch.out_R] = True
                 largest, passes = max(largest, len(batch.lengths)), passes + 1
@@ -136,7 +149,9 @@ class TorchSide(Side):
         return logprob_R
 
     @contextmanager
-    def recorded(self, data: RolloutData, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path) -> Iterator[None]:
+    def recorded(
+        self, data: RolloutData, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path
+    ) -> Iterator[None]:
         """Capture and edits around the passes of one score, when asked for."""
         if plan is None and not edits:
             yield
@@ -151,7 +166,9 @@ class TorchSide(Side):
         self.check(data)
         count = sum(len(sequence.sampled) for sequence in data.sequences)
         out = {
-            f"{name}.{k}": torch.full((count,), torch.nan, dtype=torch.float64) for k in range(len(readings)) for name in COLUMNS
+            f"{name}.{k}": torch.full((count,), torch.nan, dtype=torch.float64)
+            for k in range(len(readings))
+            for name in COLUMNS
         }
         with torch.no_grad():
             for shift in sorted({reading.row_shift for reading in readings}):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+
 from samebits.tools.schema.artifacts.weights import ModuleView, SideModules, SideWeights, WeightView
 
 if TYPE_CHECKING:
@@ -26,8 +27,13 @@ def weight_view(module: str, name: str, weight: torch.Tensor, source: str) -> We
 
     rows = tuple(to_hex(digest_rows(weight.reshape(len(weight), -1) if weight.dim() else weight.reshape(1, 1))))
     return WeightView(
-        module=module, name=name, dtype=str(weight.dtype).removeprefix("torch."), shape=tuple(weight.shape), rows=rows,
-        trivial=len(set(rows)) <= 1, source=source,
+        module=module,
+        name=name,
+        dtype=str(weight.dtype).removeprefix("torch."),
+        shape=tuple(weight.shape),
+        rows=rows,
+        trivial=len(set(rows)) <= 1,
+        source=source,
     )
 
 

@@ -19,7 +19,11 @@ def install(module: Any, kernels: Kernels) -> Any:
     from samebits.kernels.adapters.errors import PatchError
 
     if not isinstance(kernels, str):
-        raise UserError("trainer.kernels", "candidate folders cannot be put under a transformers side yet", 'use "vllm" or "samebits"')
+        raise UserError(
+            "trainer.kernels",
+            "candidate folders cannot be put under a transformers side yet",
+            'use "vllm" or "samebits"',
+        )
     try:
         from samebits.kernels.adapters.transformers.engine import patch
 
@@ -27,4 +31,8 @@ def install(module: Any, kernels: Kernels) -> Any:
     except PatchError as error:
         raise UserError(error.thing, error.reason, error.next_step) from error
     except ImportError as error:
-        raise UserError(f"kernels = {kernels!r}", f"its operators cannot be loaded ({error})", "install the package this table needs") from error
+        raise UserError(
+            f"kernels = {kernels!r}",
+            f"its operators cannot be loaded ({error})",
+            "install the package this table needs",
+        ) from error

@@ -9,6 +9,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Rollout
 from samebits.tools.sides.model_folder import check_model_folder
@@ -30,15 +31,14 @@ class TransformersSide(TorchSide):
 
     def __init__(self, command: Open, folder: Path, module: Any) -> None:
         config = command.config
-        rollout = isinstance(config, Rollout)
-        super().__init__("log_softmax" if rollout else config.logprob)
+        super().__init__("log_softmax" if isinstance(config, Rollout) else config.logprob)
         self.config: Rollout | Trainer = config
         self.module = module
         self.folder = folder
         self.role = command.role
         self.device = torch.device(command.device)
-        self.layout = "single" if rollout else config.layout
-        self.micro_batch = 1 if rollout else config.micro_batch
+        self.layout = "single" if isinstance(config, Rollout) else config.layout
+        self.micro_batch = 1 if isinstance(config, Rollout) else config.micro_batch
         text = module.config.get_text_config()
         self.limit = getattr(text, "max_position_embeddings", None)
         self.vocabulary = getattr(text, "vocab_size", None)
@@ -67,7 +67,8 @@ class TransformersSide(TorchSide):
 
         if self.layout == "padded":
             raise UserError(
-                f"{self.role}.layout", '"padded" cannot be used with patched kernels: padding rows are outside their contract',
+                f"{self.role}.layout",
+                '"padded" cannot be used with patched kernels: padding rows are outside their contract',
                 'set layout = "packed" or "single"',
             )
         self.patched = install(self.module, kernels)
@@ -79,11 +80,16 @@ class TransformersSide(TorchSide):
 
         facts, lines = self.numbers()
         own: dict[str, str | int | float | bool | None] = {
-            "name": f"transformers {transformers.__version__}", "attention": self.attention, "kernels": str(self.config.kernels),
+            "name": f"transformers {transformers.__version__}",
+            "attention": self.attention,
+            "kernels": str(self.config.kernels),
         }
         if self.patched is None:
             return own | facts, lines
-        return own | facts | {"logprob": "the table's own"}, [*lines, *(f"replaced: {line}" for line in self.patched.replaced)]
+        return own | facts | {"logprob": "the table's own"}, [
+            *lines,
+            *(f"replaced: {line}" for line in self.patched.replaced),
+        ]
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """See TorchSide.logits. One row of tokens: the head runs on the asked rows only; padded: on all rows."""
@@ -94,7 +100,10 @@ class TransformersSide(TorchSide):
         if batch.mask_BL is not None:
             extra["attention_mask"] = batch.mask_BL.to(self.device)
         logits_BRV = self.module(
-            input_ids=batch.ids_BL.to(self.device), position_ids=batch.positions_BL.to(self.device), use_cache=False, **extra
+            input_ids=batch.ids_BL.to(self.device),
+            position_ids=batch.positions_BL.to(self.device),
+            use_cache=False,
+            **extra,
         ).logits
         logits_RV: torch.Tensor = logits_BRV.flatten(0, 1)
         return logits_RV if few else logits_RV[head_R.to(self.device)]
@@ -102,7 +111,9 @@ class TransformersSide(TorchSide):
     def next_logits(self, ids_1L: torch.Tensor, positions_1L: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
         """Logits [1, V] after these tokens, and the model's cache to go on with (None at first)."""
         extra = {"logits_to_keep": 1} if self._keeps_rows else {}
-        answer = self.module(input_ids=ids_1L, position_ids=positions_1L, past_key_values=cache, use_cache=True, **extra)
+        answer = self.module(
+            input_ids=ids_1L, position_ids=positions_1L, past_key_values=cache, use_cache=True, **extra
+        )
         return answer.logits[0, -1:], answer.past_key_values
 
     def generate(self, workload: Workload) -> RolloutData:
@@ -112,7 +123,9 @@ class TransformersSide(TorchSide):
         mode = self.config.logprobs if isinstance(self.config, Rollout) else "processed"
         return generate(self, workload, self.folder, special_ids(self.module.config), mode)
 
-    def score(self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path) -> Scores:
+    def score(
+        self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path
+    ) -> Scores:
         """See TorchSide.score; as rollout side `how.path = "decode"` feeds tokens one by one through the cache."""
         if self.role == "rollout" and how.path == "decode":
             from samebits.tools.sides.scoring.decode import score_decode
@@ -145,21 +158,30 @@ def load_model(folder: Path, dtype: str, attention: str, device: str) -> Any:
     """The causal LM of a checked folder.
 
     Raises:
-        UserError: an architecture transformers does not know or that is no causal LM, weights missing for some parameters,
+        UserError: an architecture transformers does not know or that is no causal LM, weights missing for some
+        parameters,
             an attention implementation the model does not have.
     """
     from transformers import AutoModelForCausalLM
 
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation=attention, local_files_only=True, output_loading_info=True
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation=attention,
+            local_files_only=True,
+            output_loading_info=True,
         )
     except (ValueError, KeyError, OSError, RuntimeError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())[:400]
-        raise UserError(str(folder), f"transformers cannot load it as a causal LM: {reason}", "check config.json and the weights") from error
+        raise UserError(
+            str(folder), f"transformers cannot load it as a causal LM: {reason}", "check config.json and the weights"
+        ) from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise UserError(
-            str(folder), f"no weights for {len(missing)} parameters, first {missing[0]}", "copy the folder again: random weights were never meant"
+            str(folder),
+            f"no weights for {len(missing)} parameters, first {missing[0]}",
+            "copy the folder again: random weights were never meant",
         )
     return model.to(device).eval()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
 from samebits.tools.measure.gap import differs
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Rollout, Trainer, Workload

@@ -1,0 +1,102 @@
+"""What inspect says about an experiment before anything is started."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from samebits.tools.job.job import Job
+from samebits.tools.measure import look
+from samebits.tools.measure.inspect import run_inspect
+from samebits.tools.schema.experiment import Experiment
+from samebits.tools.schema.requests import InspectRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def experiment(model: Path, **sections: Any) -> Experiment:
+    base: dict[str, Any] = {
+        "device": "cpu",
+        "rollout": {"side": "transformers", "model": str(model), "max_model_len": 128},
+        "trainer": {},
+        "workload": {"prompt_tokens": (3, 40), "new_tokens": 8},
+    }
+    for name, section in sections.items():
+        base[name] = base[name] | section if isinstance(section, dict) else section
+    return Experiment.model_validate(base)
+
+
+def failing(asked: Experiment) -> dict[str, str]:
+    return {row["check"]: row["detail"] for row in look.look(asked) if row["outcome"] == "fails"}
+
+
+def test_an_experiment_that_can_run_has_no_failing_row(models: Callable[..., Path]) -> None:
+    rows = look.look(experiment(models(), trainer={"kernels": "vllm", "layout": "packed"}))
+    assert [row for row in rows if row["outcome"] == "fails"] == []
+    found = {row["check"]: row["detail"] for row in rows}
+    assert "Qwen3ForCausalLM" in found["rollout model"]
+    assert found["package torch"]
+    assert "knows Qwen3ForCausalLM" in found["trainer kernels"]
+
+
+@pytest.mark.vllm
+def test_the_hook_table_of_the_installed_vllm_matches(models: Callable[..., Path]) -> None:
+    rows = {row["check"]: row for row in look.look(experiment(models(), rollout={"side": "vllm"}))}
+    assert rows["hook table"]["outcome"] == "ok"
+    assert "vLLM" in rows["rollout side"]["detail"]
+
+
+@pytest.mark.vllm
+def test_a_hook_that_does_not_match_is_a_failing_row_with_its_name(
+    models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from samebits.tools.sides.vllm import hooks
+
+    wrong = hooks.Hook("V1", "vllm.v1.sample.sampler", "Sampler.sample", ("nobody",), "planted")
+    real = hooks.check
+    monkeypatch.setattr(hooks, "check", lambda runner: real(runner, (*hooks.TABLE, wrong)))
+    assert "Sampler.sample(nobody)" in failing(experiment(models(), rollout={"side": "vllm"}))["hook table"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "check", "said"),
+    [
+        ({"rollout": {"model": "/absent"}}, "rollout model", "no such folder"),
+        ({"trainer": {"model": "/absent"}}, "trainer model", "no such folder"),
+        ({"rollout": {"side": "sglang"}}, "rollout side", "'sglang' is not known"),
+        ({"trainer": {"side": "vllm"}}, "trainer side", "'vllm' is not known"),
+        ({"trainer": {"side": "python:no_such:thing"}}, "trainer side", "cannot be imported"),
+        ({"rollout": {"side": "file:/absent.jsonl"}}, "rollout side", "no such file"),
+        ({"workload": {"new_tokens": 400}}, "rollout model", "max_model_len is 128"),
+        ({"rollout": {"max_model_len": 4096}, "workload": {"new_tokens": 400}}, "trainer model", "the model takes 128"),
+        ({"trainer": {"kernels": "vllm", "layout": "padded"}}, "trainer kernels", "padded"),
+    ],
+)
+def test_each_thing_that_would_stop_a_run_is_named(
+    sections: dict[str, Any], check: str, said: str, models: Callable[..., Path]
+) -> None:
+    assert said in failing(experiment(models(), **sections))[check]
+
+
+def test_a_family_without_role_list_is_named(models: Callable[..., Path], tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(models(), folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {
+        "architectures": ["NobodysForCausalLM"]
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert "NobodysForCausalLM" in failing(experiment(folder, trainer={"kernels": "vllm"}))["trainer kernels"]
+
+
+def test_the_verb_looks_in_a_child_and_puts_failing_rows_first(models: Callable[..., Path], tmp_path: Path) -> None:
+    asked = InspectRequest(experiment=experiment(models(), trainer={"model": "/absent"}))
+    result = run_inspect(asked, Job(tmp_path))
+    assert (result.verdict, result.exit_code) == ("unjudged", 2)
+    assert result.rows[0]["check"] == "trainer model"
+    assert "no such folder" in result.summary

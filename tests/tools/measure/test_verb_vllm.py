@@ -1,0 +1,87 @@
+"""Measure on the real engine: one job, started once, whose report every test here reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from samebits.tools.schema.artifacts.gap import GapReport
+from samebits.tools.schema.requests import MeasureRequest
+from samebits.tools.store import artifact
+
+if TYPE_CHECKING:
+    pass
+
+pytestmark = pytest.mark.vllm
+# One core type for both sides: AMX products of one row and of several have other bits, which is not what is asked here.
+ENV = {"VLLM_CPU_ATTN_SPLIT_KV": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> GapReport:
+    from samebits.tools.sides.transformers.tiny import write_tiny
+
+    folder = tmp_path_factory.mktemp("vllm")
+    write_tiny(folder / "model", num_hidden_layers=2)
+    experiment = {
+        "device": "cpu",
+        "trainer": {"layout": "packed", "micro_batch": 4, "kernels": "vllm", "env": ENV},
+        "rollout": {"model": str(folder / "model"), "eager": True, "max_model_len": 512, "env": ENV},
+        "workload": {"prompts": 12, "prompt_tokens": (3, 200), "new_tokens": 8},
+    }
+    job = folder / "job"
+    job.mkdir()
+    (job / "request.json").write_text(
+        MeasureRequest.model_validate({"experiment": experiment}).model_dump_json(), encoding="utf-8"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "samebits.tools.worker", str(job)], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True
+    )
+    outcome = json.loads((job / "result.json").read_text(encoding="utf-8"))
+    assert outcome["state"] == "succeeded", outcome
+    return artifact.read(job / outcome["result"]["ids"]["gap"], GapReport)
+
+
+def test_the_trainer_on_vllms_operators_is_exact(report: GapReport) -> None:
+    assert report.stats.exact, report.stats
+    assert report.stats.tokens == 96
+
+
+def test_packed_weights_are_read_back_and_equal(report: GapReport) -> None:
+    assert report.weights == "equal (25 tensors)"
+
+
+def test_both_sides_could_have_failed(report: GapReport) -> None:
+    assert report.could_fail.count("one ulp at") == 2
+
+
+def test_every_axis_took_effect_and_only_company_moves_the_split(report: GapReport) -> None:
+    outcomes = {(axis.side, axis.name): axis.outcome.status for axis in report.axes}
+    assert outcomes == {
+        ("trainer", "repeat"): "same",
+        ("trainer", "micro_batch"): "same",
+        ("rollout", "repeat"): "same",
+        ("rollout", "batch"): "varies",
+        ("rollout", "decode_prefill"): "same",
+        ("rollout", "chunked_prefill"): "same",
+        ("rollout", "prefix_hit"): "same",
+    }
+
+
+def test_the_split_is_named_with_its_trigger(report: GapReport) -> None:
+    batch = next(axis for axis in report.axes if (axis.side, axis.name) == ("rollout", "batch"))
+    assert batch.outcome.status == "varies"
+    assert batch.outcome.trigger == "a batch of one"
+    assert 0 < batch.outcome.stats.nonzero < 96
+
+
+def test_what_really_ran_is_written_down(report: GapReport) -> None:
+    lines = "\n".join(report.sides["rollout"]) + "\n".join(report.sides["trainer"])
+    assert "VLLM_CPU_ATTN_SPLIT_KV=1" in lines
+    assert "replaced: model.layers.0.self_attn" in lines
+    assert report.environment.variables["VLLM_CPU_ATTN_SPLIT_KV"] == "1"
