@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
 from samebits.tools.capture.rows import PassRows
 
 PREFIX = "samebits"
@@ -141,14 +142,16 @@ class EngineRows:
             self._reached[name] = max(reached, start + length)
 
     def forced(self, sampled_R: torch.Tensor) -> torch.Tensor:
-        """The ids that must come out of this pass, in place of those the sampler drew; rows of unfinished prompts keep theirs."""
+        """The ids that must come out of this pass, in place of the drawn ones; rows of unfinished prompts keep theirs."""
         assert self.batch is not None
         if not self.follows:
             return sampled_R
         assert len(sampled_R) == len(self.batch.requests), "the sampler has other rows than the pass has requests"
         drawn = sampled_R.tolist()
         wanted = list(drawn)
-        for row, (name, start, length) in enumerate(zip(self.batch.requests, self.batch.starts, self.batch.lengths, strict=True)):
+        for row, (name, start, length) in enumerate(
+            zip(self.batch.requests, self.batch.starts, self.batch.lengths, strict=True)
+        ):
             sequence, at = sequence_of(name), start + length
             if sequence >= 0 and self.prompts[sequence] <= at < len(self.sequences[sequence]):
                 wanted[row] = self.sequences[sequence][at]
@@ -160,6 +163,10 @@ class EngineRows:
         """Head rows of this pass whose sampled token counts: those at or behind the end of the sequence's prompt."""
         assert self.batch is not None
         return [
-            row for row, (name, start, length) in enumerate(zip(self.batch.requests, self.batch.starts, self.batch.lengths, strict=True))
-            if (sequence := sequence_of(name)) >= 0 and self.prompts[sequence] <= start + length < len(self.sequences[sequence]) + 1
+            row
+            for row, (name, start, length) in enumerate(
+                zip(self.batch.requests, self.batch.starts, self.batch.lengths, strict=True)
+            )
+            if (sequence := sequence_of(name)) >= 0
+            and self.prompts[sequence] <= start + length < len(self.sequences[sequence]) + 1
         ]

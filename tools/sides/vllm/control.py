@@ -1,6 +1,7 @@
 """What a worker process is told to do with its passes: one object per process, idle unless a side has begun something.
 
-The functions here run inside the worker (the side sends them through `LLM.collective_rpc`); the wrappers of install.py call the object.
+The functions here run inside the worker (the side sends them through `LLM.collective_rpc`); the wrappers of install.py
+call the object.
 
 Legend: R head rows of a pass, V vocabulary.
 """
@@ -15,6 +16,7 @@ from samebits.tools.sides.vllm.batch import EngineRows
 
 if TYPE_CHECKING:
     import torch
+
     from samebits.tools.schema.sites import CapturePlan, Edit
     from samebits.tools.sides.vllm.batch import Batch
 
@@ -65,7 +67,7 @@ class Control:
         return self.recorder is not None and self.in_pass
 
     def logprobs(self, logits_RV: torch.Tensor, logprob_R: torch.Tensor) -> None:
-        """Record the logprob step of the rows whose sampled token counts, and write edits of its output into `logprob_R`."""
+        """Record the logprob step of the rows whose token counts; edits of its output are written into `logprob_R`."""
         assert self.rows is not None
         rows = self.rows.current()
         assert rows.head_R is not None
@@ -82,7 +84,12 @@ CONTROL = Control()
 
 
 def begin(
-    worker: Any, sequences: list[list[int]], prompts: list[int], force: bool, plan: CapturePlan | None, edits: tuple[Edit, ...]
+    worker: Any,
+    sequences: list[list[int]],
+    prompts: list[int],
+    force: bool,
+    plan: CapturePlan | None,
+    edits: tuple[Edit, ...],
 ) -> None:
     """Watch the passes from now on: row map, forced ids, and with a plan or edits a recorder around the model."""
     CONTROL.rows = EngineRows(sequences, prompts, follows=force)

@@ -12,9 +12,24 @@ from samebits.tools.sides.vllm.install import runner_of
 if TYPE_CHECKING:
     from samebits.tools.schema.experiment import Rollout
 
-NUMBER_VARIABLES = ("VLLM_", "ATEN_CPU_CAPABILITY", "ONEDNN_", "CUBLAS", "OMP_NUM_THREADS", "NCCL_", "TORCH_", "PYTORCH_")
+NUMBER_VARIABLES = (
+    "VLLM_",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_",
+    "CUBLAS",
+    "OMP_NUM_THREADS",
+    "NCCL_",
+    "TORCH_",
+    "PYTORCH_",
+)
 CPU_KERNELS = {"packed_weight": "sgl", "handler": "oneDNN", "zen_weight": "zentorch"}
-SILENT = ("VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "VLLM_PLUGINS", "VLLM_DIST_IDENT", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME")
+SILENT = (
+    "VLLM_LOGGING_LEVEL",
+    "VLLM_NO_USAGE_STATS",
+    "VLLM_PLUGINS",
+    "VLLM_DIST_IDENT",
+    "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME",
+)
 """Variables of these families that change no number."""
 
 
@@ -26,12 +41,20 @@ def look(worker: Any) -> dict[str, Any]:
     compilation = config.compilation_config
     caches = [cache for cache in runner.kv_caches if hasattr(cache, "shape")]
     facts: dict[str, Any] = {
-        "runner": runner_of(worker), "runner_class": type(runner).__name__,
+        "runner": runner_of(worker),
+        "runner_class": type(runner).__name__,
         "attention": ", ".join(sorted({group.backend.__name__ for groups in runner.attn_groups for group in groups})),
-        "compiled": str(getattr(compilation.mode, "name", compilation.mode)), "graphs": str(getattr(compilation.cudagraph_mode, "name", "")),
-        "custom_ops": ", ".join(compilation.custom_ops), "block_size": config.cache_config.block_size,
-        "kv_cache": ", ".join(sorted({f"{tuple(c.shape)} strides {tuple(c.stride())} {str(c.dtype).removeprefix('torch.')}" for c in caches})),
-        "kv_cache_layers": len(runner.kv_caches), "linear": ", ".join(_linears(runner.get_model())),
+        "compiled": str(getattr(compilation.mode, "name", compilation.mode)),
+        "graphs": str(getattr(compilation.cudagraph_mode, "name", "")),
+        "custom_ops": ", ".join(compilation.custom_ops),
+        "block_size": config.cache_config.block_size,
+        "kv_cache": ", ".join(
+            sorted(
+                {f"{tuple(c.shape)} strides {tuple(c.stride())} {str(c.dtype).removeprefix('torch.')}" for c in caches}
+            )
+        ),
+        "kv_cache_layers": len(runner.kv_caches),
+        "linear": ", ".join(_linears(runner.get_model())),
     }
     if str(runner.device) == "cpu":
         facts |= _cpu(config)
@@ -55,7 +78,10 @@ def _linears(model: Any) -> list[str]:
 def _cpu_kernel(chosen: Any) -> str:
     """Which matrix product vLLM chose for a linear on CPU: told by what its closure holds."""
     held = getattr(getattr(chosen, "__code__", None), "co_freevars", ())
-    return next((name for variable, name in CPU_KERNELS.items() if variable in held), getattr(chosen, "__name__", type(chosen).__name__))
+    return next(
+        (name for variable, name in CPU_KERNELS.items() if variable in held),
+        getattr(chosen, "__name__", type(chosen).__name__),
+    )
 
 
 def _cpu(config: Any) -> dict[str, Any]:
@@ -65,7 +91,12 @@ def _cpu(config: Any) -> dict[str, Any]:
     head = config.model_config.get_head_size()
     isa = cpu_attn._get_attn_isa(config.model_config.dtype, config.cache_config.block_size, head, "auto")
     amx = torch.cpu._is_amx_tile_supported()
-    return {"amx": amx, "isa": isa, "cpu_capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
+    return {
+        "amx": amx,
+        "isa": isa,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def describe(llm: Any, installed: str, config: Rollout) -> tuple[dict[str, str | int | float | bool | None], list[str]]:
@@ -73,19 +104,28 @@ def describe(llm: Any, installed: str, config: Rollout) -> tuple[dict[str, str |
     facts: dict[str, Any] = {"name": f"vllm {installed}", "vllm": installed, "torch": version("torch")}
     facts |= llm.collective_rpc(look)[0]
     facts |= {
-        "hooks": hooks.status(installed, facts["runner"]), "logprobs_mode": str(llm.llm_engine.model_config.logprobs_mode),
-        "dtype": str(llm.llm_engine.model_config.dtype).removeprefix("torch."), "eager": config.eager,
-        "max_model_len": config.max_model_len, "prefix_caching": bool(llm.llm_engine.vllm_config.cache_config.enable_prefix_caching),
+        "hooks": hooks.status(installed, facts["runner"]),
+        "logprobs_mode": str(llm.llm_engine.model_config.logprobs_mode),
+        "dtype": str(llm.llm_engine.model_config.dtype).removeprefix("torch."),
+        "eager": config.eager,
+        "max_model_len": config.max_model_len,
+        "prefix_caching": bool(llm.llm_engine.vllm_config.cache_config.enable_prefix_caching),
         "token_budget": llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens,
     }
     lines = [
-        f"{facts['name']}, runner {facts['runner']}, attention {facts['attention']}, {'eager' if config.eager else 'compiled'}, hooks {facts['hooks']}",
+        f"{facts['name']}, runner {facts['runner']}, attention {facts['attention']}, "
+        f"{'eager' if config.eager else 'compiled'}, hooks {facts['hooks']}",
         f"logprobs {facts['logprobs_mode']}, block size {facts['block_size']}, KV cache {facts['kv_cache']}",
         f"linears: {facts['linear']}; custom ops: {facts['custom_ops']}",
     ]
     if facts.get("amx") and facts["dtype"] == "bfloat16":
-        lines.append("AMX: a row alone and in company can have other bits in bfloat16 linears; ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 switches it off")
+        lines.append(
+            "AMX: a row alone and in company can have other bits in bfloat16 linears; "
+            "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 switches it off"
+        )
     lines += [
-        f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(NUMBER_VARIABLES) and key not in SILENT
+        f"{key}={value}"
+        for key, value in sorted(os.environ.items())
+        if key.startswith(NUMBER_VARIABLES) and key not in SILENT
     ]
     return facts, lines

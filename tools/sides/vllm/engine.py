@@ -46,8 +46,13 @@ def start(config: Rollout, model: str, request: plugin.PluginRequest) -> Any:
     from vllm import LLM
 
     settings: dict[str, Any] = {
-        "dtype": config.dtype, "enforce_eager": config.eager, "max_model_len": config.max_model_len,
-        "logprobs_mode": f"{config.logprobs}_logprobs", "skip_tokenizer_init": True, "seed": 0, "disable_log_stats": True,
+        "dtype": config.dtype,
+        "enforce_eager": config.eager,
+        "max_model_len": config.max_model_len,
+        "logprobs_mode": f"{config.logprobs}_logprobs",
+        "skip_tokenizer_init": True,
+        "seed": 0,
+        "disable_log_stats": True,
     }
     try:
         return LLM(model, **(settings | dict(config.engine)))
@@ -65,7 +70,9 @@ def _name_request(request: plugin.PluginRequest) -> None:
     os.environ[plugin.VARIABLE] = str(path)
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "samebits" not in allowed.split(","):
-        raise UserError(f"VLLM_PLUGINS={allowed}", "keeps the samebits plugin out of the engine", "add samebits to it, or unset it")
+        raise UserError(
+            f"VLLM_PLUGINS={allowed}", "keeps the samebits plugin out of the engine", "add samebits to it, or unset it"
+        )
 
 
 def _refusal(error: BaseException, model: str) -> UserError:
@@ -78,8 +85,13 @@ def _refusal(error: BaseException, model: str) -> UserError:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = " ".join(lines[:4])[:600]
     if cause is not error:
-        reason += f" (first cause: {type(cause).__name__}: {str(cause).strip().splitlines()[0][:300] if str(cause).strip() else ''})"
-    return UserError(f"the vLLM engine with {model}", f"did not start: {reason}", "correct [rollout] in samebits.toml; the whole traceback is in the side's log")
+        first = (str(cause).strip().splitlines() or [""])[0][:300]
+        reason += f" (first cause: {type(cause).__name__}: {first})"
+    return UserError(
+        f"the vLLM engine with {model}",
+        f"did not start: {reason}",
+        "correct [rollout] in samebits.toml; the whole traceback is in the side's log",
+    )
 
 
 def scheduler(llm: Any) -> Any:
@@ -100,13 +112,19 @@ def drive(llm: Any, jobs: Iterable[Job], concurrency: int | None, whole_prompts:
         whole_prompts: admit requests so that no prompt has to be cut (seeded sampling on CPU cannot be cut).
     """
     engine = llm.llm_engine
-    limit = min(concurrency or 1 << 30, scheduler(llm).max_num_running_reqs) if whole_prompts else concurrency or 1 << 30
+    limit = (
+        min(concurrency or 1 << 30, scheduler(llm).max_num_running_reqs) if whole_prompts else concurrency or 1 << 30
+    )
     budget = scheduler(llm).max_num_scheduled_tokens
     waiting, running, done = deque(jobs), set[str](), dict[str, Any]()
     try:
         while waiting or running:
             planned = len(running)
-            while waiting and len(running) < limit and not (whole_prompts and running and planned + len(waiting[0].prompt) > budget):
+            while (
+                waiting
+                and len(running) < limit
+                and not (whole_prompts and running and planned + len(waiting[0].prompt) > budget)
+            ):
                 job = waiting.popleft()
                 planned += len(job.prompt)
                 engine.add_request(job.name, {"prompt_token_ids": job.prompt}, job.params)

@@ -1,7 +1,7 @@
 """Every hook into vLLM, in one table that is checked before anything is installed.
 
-A row names a callable and the parameters relied upon, or a chain of attributes of a live object. Nothing else of vLLM's inside is
-touched by samebits.
+A row names a callable and the parameters relied upon, or a chain of attributes of a live object. Nothing else of vLLM's
+inside is touched by samebits.
 """
 
 from __future__ import annotations
@@ -58,22 +58,69 @@ _V2_BATCH = "vllm.v1.worker.gpu.input_batch"
 
 TABLE: tuple[Hook, ...] = (
     Hook("any", "vllm.v1.worker.gpu_worker", "Worker.load_model", (), "the model is there and not yet compiled"),
-    Hook("any", "vllm.v1.engine.llm_engine", "LLMEngine.add_request", ("request_id", "prompt", "params"), "requests named by sequence"),
+    Hook(
+        "any",
+        "vllm.v1.engine.llm_engine",
+        "LLMEngine.add_request",
+        ("request_id", "prompt", "params"),
+        "requests named by sequence",
+    ),
     Hook("any", "vllm.v1.engine.llm_engine", "LLMEngine.step", (), "one pass at a time"),
-    Hook("any", "vllm.entrypoints.llm", "LLM.collective_rpc", ("method", "timeout", "args", "kwargs"), "orders to the worker"),
-    Hook("any", "vllm.entrypoints.llm", "LLM.reset_prefix_cache", (), "cold cache before a pass, and after new weights"),
+    Hook(
+        "any",
+        "vllm.entrypoints.llm",
+        "LLM.collective_rpc",
+        ("method", "timeout", "args", "kwargs"),
+        "orders to the worker",
+    ),
+    Hook(
+        "any", "vllm.entrypoints.llm", "LLM.reset_prefix_cache", (), "cold cache before a pass, and after new weights"
+    ),
     Hook("any", "vllm.forward_context", "get_forward_context", (), "attention metadata, to check the row map against"),
-    Hook("V1", _V1, "GPUModelRunner._model_forward", ("input_ids", "positions"), "start of a forward pass; its rows are known"),
+    Hook(
+        "V1",
+        _V1,
+        "GPUModelRunner._model_forward",
+        ("input_ids", "positions"),
+        "start of a forward pass; its rows are known",
+    ),
     Hook("V1", _V1, "GPUModelRunner.sample_tokens", ("grammar_output",), "end of a pass"),
-    Hook("V1", _V1, "GPUModelRunner.reload_weights", ("weights_iterator", "weights_path", "is_checkpoint_format"), "weight push"),
-    Hook("V1", "vllm.v1.sample.sampler", "Sampler.forward", ("logits", "sampling_metadata"), "logits and logprobs of the rows"),
-    Hook("V1", "vllm.v1.sample.sampler", "Sampler.sample", ("logits", "sampling_metadata"), "sampled ids, before logprobs are gathered"),
+    Hook(
+        "V1",
+        _V1,
+        "GPUModelRunner.reload_weights",
+        ("weights_iterator", "weights_path", "is_checkpoint_format"),
+        "weight push",
+    ),
+    Hook(
+        "V1",
+        "vllm.v1.sample.sampler",
+        "Sampler.forward",
+        ("logits", "sampling_metadata"),
+        "logits and logprobs of the rows",
+    ),
+    Hook(
+        "V1",
+        "vllm.v1.sample.sampler",
+        "Sampler.sample",
+        ("logits", "sampling_metadata"),
+        "sampled ids, before logprobs are gathered",
+    ),
     Hook("MRV2", _V2, "GPUModelRunner.prepare_inputs", ("scheduler_output", "batch_desc"), "the batch of a real pass"),
     Hook("MRV2", _V2, "GPUModelRunner.sample_tokens", ("grammar_output",), "end of a pass"),
     Hook("MRV2", _V2, "GPUModelRunner.reload_weights", (), "weight push"),
-    Hook("MRV2", "vllm.v1.worker.gpu.sample.sampler", "Sampler.__call__", ("logits", "input_batch"), "logits and logprobs of the rows"),
     Hook(
-        "MRV2", "vllm.v1.worker.gpu.sample.sampler", "Sampler.sample", ("logits", "expanded_idx_mapping", "idx_mapping_np", "pos"),
+        "MRV2",
+        "vllm.v1.worker.gpu.sample.sampler",
+        "Sampler.__call__",
+        ("logits", "input_batch"),
+        "logits and logprobs of the rows",
+    ),
+    Hook(
+        "MRV2",
+        "vllm.v1.worker.gpu.sample.sampler",
+        "Sampler.sample",
+        ("logits", "expanded_idx_mapping", "idx_mapping_np", "pos"),
         "sampled ids, before logprobs are gathered",
     ),
 )
@@ -92,8 +139,18 @@ HELD: tuple[Held, ...] = (
     Held("MRV2", "runner", "req_states.req_id_to_index", "to check the row map against"),
 )
 BATCH_V2 = (
-    "req_ids", "num_reqs", "idx_mapping_np", "num_scheduled_tokens", "num_tokens", "num_tokens_after_padding", "query_start_loc_np",
-    "num_computed_tokens_np", "seq_lens", "input_ids", "positions", "logits_indices",
+    "req_ids",
+    "num_reqs",
+    "idx_mapping_np",
+    "num_scheduled_tokens",
+    "num_tokens",
+    "num_tokens_after_padding",
+    "query_start_loc_np",
+    "num_computed_tokens_np",
+    "seq_lens",
+    "input_ids",
+    "positions",
+    "logits_indices",
 )
 """Fields of Model Runner V2's InputBatch that the row map reads."""
 
@@ -110,13 +167,14 @@ def vllm_version() -> str:
         except PackageNotFoundError:
             continue
     raise UserError(
-        "vLLM", "not installed for this interpreter",
+        "vLLM",
+        "not installed for this interpreter",
         "install samebits[cpu] or samebits[gpu], or set worker_python in [pool] to an interpreter that has it",
     )
 
 
 def status(installed: str, runner: Runner) -> str:
-    """"tested", or "hooks match, not run" for another version inside the range.
+    """ "tested", or "hooks match, not run" for another version inside the range.
 
     Raises:
         UserError: outside the range these hooks were written for.
@@ -125,7 +183,9 @@ def status(installed: str, runner: Runner) -> str:
         return "tested"
     if not OLDEST <= _numbers(installed) <= NEWEST:
         raise UserError(
-            f"vLLM {installed}", f"samebits reads versions {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}", f"install one of {', '.join(READ)}"
+            f"vLLM {installed}",
+            f"samebits reads versions {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
+            f"install one of {', '.join(READ)}",
         )
     return "hooks match, not run"
 

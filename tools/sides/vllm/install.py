@@ -29,7 +29,11 @@ def wrap(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[.
 
 def runner_of(worker: Any) -> hooks.Runner:
     """Which model runner this worker has."""
-    return "MRV2" if type(worker.model_runner).__module__.startswith(("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu.")) else "V1"
+    return (
+        "MRV2"
+        if type(worker.model_runner).__module__.startswith(("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu."))
+        else "V1"
+    )
 
 
 def install(worker: Any) -> None:

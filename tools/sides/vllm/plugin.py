@@ -1,6 +1,7 @@
-"""The `vllm.general_plugins` entry point: loaded in every vLLM process of the machine, so it must cost and change nothing there.
+"""The `vllm.general_plugins` entry point: loaded in every vLLM process, so it must cost and change nothing there.
 
-Only where the environment names a request file (a side wrote it for its own engine) are the worker's hooks checked and installed.
+Only where the environment names a request file (a side wrote it for its own engine) are the worker's hooks checked and
+installed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+
 from samebits.tools.schema.base import Model
 from samebits.tools.schema.errors import UserError
 
@@ -41,13 +43,18 @@ def read(path: Path) -> PluginRequest:
     try:
         return PluginRequest.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
-        raise UserError(str(path), f"not a samebits request file ({error})", f"unset {VARIABLE}: samebits sets it for its own engines") from error
+        raise UserError(
+            str(path),
+            f"not a samebits request file ({error})",
+            f"unset {VARIABLE}: samebits sets it for its own engines",
+        ) from error
 
 
 def follow(request: PluginRequest) -> None:
-    """Wrap `Worker.load_model`, so that everything is in place when the model has its weights and is not yet compiled."""
-    from samebits.tools.sides.vllm.install import install, wrap
+    """Wrap `Worker.load_model`: everything is in place when the model has its weights and is not yet compiled."""
     from vllm.v1.worker.gpu_worker import Worker
+
+    from samebits.tools.sides.vllm.install import install, wrap
 
     def loads_model(method: Any) -> Any:
         def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:

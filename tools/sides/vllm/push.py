@@ -1,4 +1,4 @@
-"""Weights into the live engine, checked by reading them back, with the known reload defects of vLLM found and worked round.
+"""Weights into the live engine, checked by reading them back; known reload defects of vLLM are found and worked round.
 
 Legend: E experts, I intermediate, H hidden.
 """
@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.model_folder import check_safetensors
 from samebits.tools.sides.scoring.views import weight_view
@@ -37,16 +38,25 @@ def push(side: VllmSide, source: Path, repair: bool) -> list[str]:
     """
     state = read_state(source)
     try:
-        side.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items()), "is_checkpoint_format": True})
+        side.llm.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": iter(state.items()), "is_checkpoint_format": True}
+        )
     except (KeyError, ValueError, RuntimeError, AssertionError) as error:
         side.broken = f"a push of {source} failed half way"
-        raise UserError(str(source), f"does not fit this model ({type(error).__name__}: {error})", "open the side again and push weights of its model") from error
+        raise UserError(
+            str(source),
+            f"does not fit this model ({type(error).__name__}: {error})",
+            "open the side again and push weights of its model",
+        ) from error
     expected = expected_views(state, tied=bool(side.llm.llm_engine.model_config.hf_text_config.tie_word_embeddings))
     lost = missing(expected, side.worker(worker_weights.read_back))
     lines = [f"{len(state)} tensors pushed"]
     found = defects(lost)
     for defect, names in found.items():
-        lines.append(f"reload defect of vLLM, {defect}; seen on {len(names)} weights, first {names[0]}" + ("; worked round" if repair else "; left as it is"))
+        lines.append(
+            f"reload defect of vLLM, {defect}; seen on {len(names)} weights, first {names[0]}"
+            + ("; worked round" if repair else "; left as it is")
+        )
     if repair and found:
         side.worker(repack)
         lost = missing(expected, side.worker(worker_weights.read_back))
@@ -54,7 +64,11 @@ def push(side: VllmSide, source: Path, repair: bool) -> list[str]:
     others = [name for name in lost if not any(name in names for names in found.values())] if not repair else lost
     if others:
         side.broken = f"after a push of {source} it holds other weights"
-        raise UserError(str(source), f"the engine does not hold {len(others)} of the pushed weights, first {others[0]}", "open the side again; report this model")
+        raise UserError(
+            str(source),
+            f"the engine does not hold {len(others)} of the pushed weights, first {others[0]}",
+            "open the side again; report this model",
+        )
     lines.append(f"{len(expected) - len(lost)} of {len(expected)} weights read back equal; prefix cache reset")
     return lines
 
@@ -72,9 +86,14 @@ def read_state(source: Path) -> dict[str, torch.Tensor]:
         index = source / "model.safetensors.index.json"
         files = sorted(source.glob("*.safetensors"))
         if index.is_file():
-            files = [source / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
+            files = [
+                source / name
+                for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            ]
     if not files or not all(file.is_file() for file in files):
-        raise UserError(str(source), "no safetensors weights here", "give the file that a step saved, or a model folder")
+        raise UserError(
+            str(source), "no safetensors weights here", "give the file that a step saved, or a model folder"
+        )
     for file in files:
         check_safetensors(file)
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -92,7 +111,9 @@ def expected_views(state: dict[str, torch.Tensor], tied: bool) -> list[WeightVie
         if tied and module.endswith("embed_tokens") and "lm_head.weight" not in state:
             views.append(weight_view("lm_head", parameter, tensor, "pushed"))
     for path, parts in experts.items():
-        gate_EIH, up_EIH, down_EHI = (torch.stack([parts[part][e] for e in sorted(parts[part])]) for part in ("gate_proj", "up_proj", "down_proj"))
+        gate_EIH, up_EIH, down_EHI = (
+            torch.stack([parts[part][e] for e in sorted(parts[part])]) for part in ("gate_proj", "up_proj", "down_proj")
+        )
         views.append(weight_view(path, worker_weights.EXPERTS[0], torch.cat([gate_EIH, up_EIH], dim=1), "pushed"))
         views.append(weight_view(path, worker_weights.EXPERTS[1], down_EHI, "pushed"))
     return views

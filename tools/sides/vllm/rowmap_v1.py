@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from samebits.tools.sides.vllm.batch import Batch
@@ -17,9 +18,12 @@ def read(runner: Any, input_ids_T: torch.Tensor | None, positions_T: torch.Tenso
     count = int(batch.num_reqs)
     edges = runner.query_start_loc.np[: count + 1].tolist()
     return Batch(
-        requests=list(batch.req_ids[:count]), starts=batch.num_computed_tokens_cpu[:count].tolist(),
-        lengths=[b - a for a, b in zip(edges, edges[1:], strict=False)], padded=int(input_ids_T.shape[0]),
-        input_ids_T=input_ids_T, positions_T=positions_T,
+        requests=list(batch.req_ids[:count]),
+        starts=batch.num_computed_tokens_cpu[:count].tolist(),
+        lengths=[b - a for a, b in pairwise(edges)],
+        padded=int(input_ids_T.shape[0]),
+        input_ids_T=input_ids_T,
+        positions_T=positions_T,
     )
 
 

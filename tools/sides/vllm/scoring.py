@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.protocol import Scores
 from samebits.tools.sides.vllm import control, engine
@@ -25,7 +26,14 @@ if TYPE_CHECKING:
 
 
 def score(
-    side: VllmSide, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path, *, force: bool = True
+    side: VllmSide,
+    data: RolloutData,
+    how: How,
+    plan: CapturePlan | None,
+    edits: tuple[Edit, ...],
+    folder: Path,
+    *,
+    force: bool = True,
 ) -> Scores:
     """See `VllmSide.score`. `force` False leaves the drawn ids as they are: the control of the forcing itself."""
     llm = side.llm
@@ -57,13 +65,22 @@ def prepare(data: RolloutData, how: How, cold: bool) -> list[tuple[engine.Job, i
         sequence = data.sequences[index]
         # No seed: the drawn ids are overwritten, and a seeded prompt cannot be cut on CPU.
         params = SamplingParams(
-            max_tokens=count, temperature=data.temperature, top_p=data.top_p, top_k=data.top_k or -1, logprobs=0, detokenize=False,
-            ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY, skip_reading_prefix_cache=cold or None,
+            max_tokens=count,
+            temperature=data.temperature,
+            top_p=data.top_p,
+            top_k=data.top_k or -1,
+            logprobs=0,
+            detokenize=False,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_reading_prefix_cache=cold or None,
         )
         return engine.Job(request_id(index, start), sequence.prompt + sequence.sampled[:start], params), index, start
 
     if how.path == "decode":
-        return [job(index, 0, len(sequence.sampled)) for index, sequence in enumerate(data.sequences) if sequence.sampled]
+        return [
+            job(index, 0, len(sequence.sampled)) for index, sequence in enumerate(data.sequences) if sequence.sampled
+        ]
     chosen = []
     at = 0
     for index, sequence in enumerate(data.sequences):
@@ -89,11 +106,16 @@ def _budget(llm: Any, chunk: int | None) -> Iterator[None]:
     config = llm.llm_engine.vllm_config.scheduler_config
     if chunk > config.max_num_batched_tokens:
         raise UserError(
-            f"chunk = {chunk}", f"more than the engine's buffers hold ({config.max_num_batched_tokens} tokens)",
+            f"chunk = {chunk}",
+            f"more than the engine's buffers hold ({config.max_num_batched_tokens} tokens)",
             "raise max_num_batched_tokens in [rollout.engine] or choose a smaller chunk",
         )
     if not config.enable_chunked_prefill:
-        raise UserError("chunked prefill", "is switched off in this engine", "remove enable_chunked_prefill = false from [rollout.engine]")
+        raise UserError(
+            "chunked prefill",
+            "is switched off in this engine",
+            "remove enable_chunked_prefill = false from [rollout.engine]",
+        )
     scheduler = engine.scheduler(llm)
     usual = scheduler.max_num_scheduled_tokens
     scheduler.max_num_scheduled_tokens = chunk
@@ -103,7 +125,13 @@ def _budget(llm: Any, chunk: int | None) -> Iterator[None]:
         scheduler.max_num_scheduled_tokens = usual
 
 
-def _collect(data: RolloutData, prepared: list[tuple[engine.Job, int, int]], done: dict[str, Any], facts: dict[str, Any], force: bool) -> Scores:
+def _collect(
+    data: RolloutData,
+    prepared: list[tuple[engine.Job, int, int]],
+    done: dict[str, Any],
+    facts: dict[str, Any],
+    force: bool,
+) -> Scores:
     lengths = [len(sequence.sampled) for sequence in data.sequences]
     offsets = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     logprob_N = torch.zeros(offsets[-1], dtype=torch.float32)
@@ -119,4 +147,8 @@ def _collect(data: RolloutData, prepared: list[tuple[engine.Job, int, int]], don
         scored_N[where] = True
         hits += output.num_cached_tokens or 0
     assert not (force and other), f"{other} tokens came out other than forced"
-    return Scores(logprob_N, scored_N, facts | {"requests": len(prepared), "prefix_hit_tokens": hits, "tokens_other_than_stored": other})
+    return Scores(
+        logprob_N,
+        scored_N,
+        facts | {"requests": len(prepared), "prefix_hit_tokens": hits, "tokens_other_than_stored": other},
+    )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Rollout
 from samebits.tools.sides.protocol import RolloutData, Scores, Sequence, Side
@@ -58,7 +59,11 @@ class VllmSide(Side):
         hooks.status(installed, "V1")
         model = check_model_folder(command.model)
         if command.config.kernels not in ("none", "vllm"):
-            raise UserError(f"[rollout] kernels = {command.config.kernels!r}", "cannot be put under vLLM here", 'use "none" or "vllm"')
+            raise UserError(
+                f"[rollout] kernels = {command.config.kernels!r}",
+                "cannot be put under vLLM here",
+                'use "none" or "vllm"',
+            )
         llm = engine.start(command.config, str(model), PluginRequest(taps=command.taps))
         hooks.check_held("V1", {"engine": llm.llm_engine}, tuple(held for held in hooks.HELD if held.root == "engine"))
         facts, lines = describe(llm, installed, command.config)
@@ -74,16 +79,30 @@ class VllmSide(Side):
         from vllm.sampling_params import RequestOutputKind
 
         hf = self.llm.llm_engine.model_config.hf_text_config
-        special = {token for name in ("eos_token_id", "bos_token_id", "pad_token_id") if isinstance(token := getattr(hf, name, None), int)}
+        special = {
+            token
+            for name in ("eos_token_id", "bos_token_id", "pad_token_id")
+            if isinstance(token := getattr(hf, name, None), int)
+        }
         prompts = workload.prompts(workload_, self.model, int(hf.vocab_size), special)
         self._check_lengths([len(prompt) + workload_.new_tokens for prompt in prompts])
         greedy = workload_.temperature == 0
         jobs = [
-            engine.Job(request_id(index), prompt, SamplingParams(
-                max_tokens=workload_.new_tokens, temperature=workload_.temperature, top_p=workload_.top_p, top_k=workload_.top_k or -1,
-                seed=None if greedy else (workload_.seed * SEED_STRIDE + index) % (1 << 31), logprobs=0, detokenize=False, ignore_eos=True,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            ))
+            engine.Job(
+                request_id(index),
+                prompt,
+                SamplingParams(
+                    max_tokens=workload_.new_tokens,
+                    temperature=workload_.temperature,
+                    top_p=workload_.top_p,
+                    top_k=workload_.top_k or -1,
+                    seed=None if greedy else (workload_.seed * SEED_STRIDE + index) % (1 << 31),
+                    logprobs=0,
+                    detokenize=False,
+                    ignore_eos=True,
+                    output_kind=RequestOutputKind.FINAL_ONLY,
+                ),
+            )
             for index, prompt in enumerate(prompts)
         ]
         engine.reset_cache(self.llm)
@@ -92,13 +111,23 @@ class VllmSide(Side):
         outputs = [done[job.name] for job in jobs]
         logprobs = [value for output in outputs for value in engine.sampled_logprobs(output)]
         return RolloutData(
-            [Sequence(prompt, list(output.outputs[0].token_ids)) for prompt, output in zip(prompts, outputs, strict=True)],
-            torch.tensor(logprobs, dtype=torch.float32), torch.ones(len(logprobs), dtype=torch.bool),
-            workload_.temperature, workload_.top_p, workload_.top_k, self.config.logprobs, self.version,
+            [
+                Sequence(prompt, list(output.outputs[0].token_ids))
+                for prompt, output in zip(prompts, outputs, strict=True)
+            ],
+            torch.tensor(logprobs, dtype=torch.float32),
+            torch.ones(len(logprobs), dtype=torch.bool),
+            workload_.temperature,
+            workload_.top_p,
+            workload_.top_k,
+            self.config.logprobs,
+            self.version,
         )
 
-    def score(self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path) -> Scores:
-        """Teacher-forced: the engine runs as it does when it samples, and each sampled id is put in the place of the drawn one."""
+    def score(
+        self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path
+    ) -> Scores:
+        """Teacher-forced: the engine runs as when it samples, and each stored id is put in the place of the drawn one."""
         from samebits.tools.sides.vllm.scoring import score
 
         self._check_lengths([len(sequence.prompt) + len(sequence.sampled) for sequence in data.sequences])
@@ -113,8 +142,9 @@ class VllmSide(Side):
 
     def modules(self) -> SideModules:
         """See Side."""
-        from samebits.tools.sides.vllm import weights
         from vllm import SamplingParams
+
+        from samebits.tools.sides.vllm import weights
 
         self.worker(weights.watch_modules)
         params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, ignore_eos=True)
@@ -138,7 +168,8 @@ class VllmSide(Side):
         longest = max(lengths)
         if longest > self.config.max_model_len:
             raise UserError(
-                f"a sequence of {longest} tokens", f"is longer than [rollout] max_model_len = {self.config.max_model_len}",
+                f"a sequence of {longest} tokens",
+                f"is longer than [rollout] max_model_len = {self.config.max_model_len}",
                 "raise max_model_len or shorten the workload",
             )
 
@@ -146,7 +177,9 @@ class VllmSide(Side):
     def _watched(self) -> Iterator[None]:
         """After an exception inside a pass the engine's state is unknown: say so instead of going on with it."""
         if self.broken:
-            raise UserError("the vLLM engine", f"was interrupted in an earlier pass ({self.broken})", "open the side again")
+            raise UserError(
+                "the vLLM engine", f"was interrupted in an earlier pass ({self.broken})", "open the side again"
+            )
         try:
             yield
         except UserError:

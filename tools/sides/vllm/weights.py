@@ -1,7 +1,7 @@
 """Weights as the engine's operators see them, and its module tree. Functions here run inside the worker.
 
-Linears on CPU keep a packed copy and drop (or no longer read) their parameter; it is read back by feeding the identity. Packed experts
-are read back by packing index patterns and inverting the permutation.
+Linears on CPU keep a packed copy and drop (or no longer read) their parameter; it is read back by feeding the identity.
+Packed experts are read back by packing index patterns and inverting the permutation.
 
 Legend: N outputs, K inputs of a linear; E experts.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from samebits.tools.schema.artifacts.weights import ModuleView, SideModules, SideWeights
 from samebits.tools.sides.scoring.views import weight_view
 from samebits.tools.sides.vllm.control import CONTROL
@@ -58,7 +59,9 @@ def packed_linear(module: Any) -> bool:
 def through_identity(module: Any) -> torch.Tensor:
     """[N, K]: each output of the operator for a one-hot input is exactly one weight."""
     weight = module.weight
-    inputs = weight.shape[1] if weight.dim() == 2 else getattr(module, "input_size_per_partition", None) or module.input_size
+    inputs = (
+        weight.shape[1] if weight.dim() == 2 else getattr(module, "input_size_per_partition", None) or module.input_size
+    )
     eye_KK = torch.eye(inputs, dtype=weight.dtype)
     out_KN: torch.Tensor = module.cpu_linear(eye_KK, weight if weight.numel() else None, None)
     return out_KN.t().contiguous()
@@ -115,4 +118,6 @@ def modules(worker: Any) -> SideModules:
         ModuleView(path=path, kind=type(module).__name__, calls=calls.get(path, 0), order=order.get(path, -1))
         for path, module in worker.model_runner.get_model().named_modules()
     ]
-    return SideModules(role="rollout", modules=tuple(sorted(views, key=lambda view: view.order if view.order >= 0 else len(views))))
+    return SideModules(
+        role="rollout", modules=tuple(sorted(views, key=lambda view: view.order if view.order >= 0 else len(views)))
+    )

@@ -1,10 +1,11 @@
-"""Engines on tiny models: one per test module, each in its own process, without AMX and without the KV split (both vary with the company)."""
+"""Engines on tiny models, each in its own process, without AMX and without the KV split (both vary with the company)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from samebits.tools.schema.experiment import Experiment, Rollout
 from samebits.tools.sides.session import Session
 from samebits.tools.sides.transformers.tiny import write_tiny

@@ -1,4 +1,4 @@
-"""Run by test_controls.py in a process of its own: disturbs a live engine from inside and prints what was noticed, as JSON."""
+"""Run by test_controls.py in its own process: disturbs a live engine from inside, prints what was noticed as JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from samebits.tools.schema.experiment import Rollout, Workload
 from samebits.tools.schema.passes import How, Open
 from samebits.tools.schema.sites import CapturePlan
@@ -39,7 +40,10 @@ def main(model: str, folder: Path) -> None:
         batch = read(*args)
         return dataclasses.replace(batch, requests=batch.requests[1:] + batch.requests[:1])
 
-    for name, planted in (("requests shifted by one", shifted), ("starts one too late", lambda *args: late(read(*args)))):
+    for name, planted in (
+        ("requests shifted by one", shifted),
+        ("starts one too late", lambda *args: late(read(*args))),
+    ):
         rowmap_v1.read = planted
         side.broken = ""
         try:

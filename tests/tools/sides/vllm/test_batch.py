@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+
 from samebits.tools.sides.vllm.batch import Batch, EngineRows, request_id, sequence_of
 
 SEQUENCES = [[10, 11, 12, 13, 14, 15], [20, 21, 22, 23]]
@@ -23,8 +24,12 @@ def batch(parts: list[tuple[int, int, int]], padding: int = 0) -> Batch:
     ids = [SEQUENCES[s][p] if s >= 0 else 1 for s, start, length in parts for p in range(start, start + length)]
     positions = [p for _, start, length in parts for p in range(start, start + length)]
     return Batch(
-        [f"{request_id(s)}-0a1b2c3d" for s, _, _ in parts], [start for _, start, _ in parts], [length for _, _, length in parts], len(ids) + padding,
-        torch.tensor(ids + [0] * padding), torch.tensor(positions + [0] * padding),
+        [f"{request_id(s)}-0a1b2c3d" for s, _, _ in parts],
+        [start for _, start, _ in parts],
+        [length for _, _, length in parts],
+        len(ids) + padding,
+        torch.tensor(ids + [0] * padding),
+        torch.tensor(positions + [0] * padding),
     )
 
 
@@ -53,7 +58,9 @@ def test_rows_of_a_mixed_pass_with_padding() -> None:
 def test_forced_ids_are_those_behind_the_last_row_of_each_request() -> None:
     rows = EngineRows(SEQUENCES, PROMPTS)
     rows.enter(batch([(0, 0, 4), (1, 0, 1)]), None)
-    assert rows.forced(torch.tensor([1, 2])).tolist() == [14, 2], "a prompt that is not finished keeps the drawn id, which is thrown away"
+    assert rows.forced(torch.tensor([1, 2])).tolist() == [14, 2], (
+        "a prompt that is not finished keeps the drawn id, which is thrown away"
+    )
     assert rows.judged() == [0]
     rows.enter(batch([(0, 4, 1), (1, 1, 1)]), None)
     assert rows.forced(torch.tensor([15, 2])).tolist() == [15, 22]
@@ -72,9 +79,20 @@ def test_other_token_ids_positions_or_metadata_are_noticed() -> None:
     parts = [(0, 0, 3), (1, 0, 2)]
     good = batch(parts)
     for planted, match in (
-        (Batch(good.requests[::-1], good.starts, good.lengths[::-1], good.padded, good.input_ids_T, good.positions_T), "positions given"),
-        (Batch(good.requests, good.starts, good.lengths, good.padded, good.input_ids_T.flip(0), good.positions_T), "the engine feeds"),
-        (Batch(good.requests, [1, 0], good.lengths, good.padded, good.input_ids_T, good.positions_T), "positions given"),
+        (
+            Batch(
+                good.requests[::-1], good.starts, good.lengths[::-1], good.padded, good.input_ids_T, good.positions_T
+            ),
+            "positions given",
+        ),
+        (
+            Batch(good.requests, good.starts, good.lengths, good.padded, good.input_ids_T.flip(0), good.positions_T),
+            "the engine feeds",
+        ),
+        (
+            Batch(good.requests, [1, 0], good.lengths, good.padded, good.input_ids_T, good.positions_T),
+            "positions given",
+        ),
     ):
         with pytest.raises(AssertionError, match=match):
             EngineRows(SEQUENCES, PROMPTS).enter(planted, metadata(parts))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from samebits.tools.schema.artifacts.capture import CaptureManifest
 from samebits.tools.sides.transformers.tiny import write_tiny
 from samebits.tools.store import artifact
@@ -25,12 +26,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def probed(folder: Path) -> dict[str, Any]:
     env = os.environ | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_ATTN_SPLIT_KV": "0",
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_ATTN_SPLIT_KV": "0",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        "VLLM_LOGGING_LEVEL": "ERROR",
     }
     model = write_tiny(folder / "model", "llama")
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("probe.py")), str(model), str(folder)], env=env, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(Path(__file__).with_name("probe.py")), str(model), str(folder)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.vllm import hooks
 
@@ -37,7 +38,12 @@ def test_a_broken_chain_of_attributes_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("version", "runner", "said"),
-    [("0.32.0", "V1", "tested"), ("0.32.0", "MRV2", "hooks match, not run"), ("0.33.1", "V1", "hooks match, not run"), ("0.25.0", "V1", "hooks match, not run")],
+    [
+        ("0.32.0", "V1", "tested"),
+        ("0.32.0", "MRV2", "hooks match, not run"),
+        ("0.33.1", "V1", "hooks match, not run"),
+        ("0.25.0", "V1", "hooks match, not run"),
+    ],
 )
 def test_versions_inside_the_range_are_told_apart(version: str, runner: hooks.Runner, said: str) -> None:
     assert hooks.status(version, runner) == said

@@ -8,15 +8,23 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.vllm.plugin import VARIABLE, PluginRequest, read
 
-INERT = "import sys; from samebits.tools.sides.vllm.plugin import register; register(); print('vllm' in sys.modules, 'torch' in sys.modules)"
+INERT = """
+import sys
+from samebits.tools.sides.vllm.plugin import register
+register()
+print("vllm" in sys.modules, "torch" in sys.modules)
+"""
 
 
 def test_without_a_request_it_loads_nothing() -> None:
     env = {key: value for key, value in os.environ.items() if key != VARIABLE}
-    done = subprocess.run([sys.executable, "-c", INERT], env=env, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", INERT], env=env, capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.split() == ["False", "False"]
 
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from samebits.tools.schema.experiment import Workload
 from samebits.tools.schema.passes import Generate, Push, Score
 from samebits.tools.sides import rollout_store
 from samebits.tools.sides.vllm.push import read_state
-from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,9 @@ def moved(source: Path, target: Path, seed: int) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("family", "defect", "weights", "affected"), [("qwen3_tied", "tied head", 47, 1), ("qwen3_moe", "experts", 47, 8)], ids=["tied head", "experts"]
+    ("family", "defect", "weights", "affected"),
+    [("qwen3_tied", "tied head", 47, 1), ("qwen3_moe", "experts", 47, 8)],
+    ids=["tied head", "experts"],
 )
 def test_a_reload_defect_is_found_left_and_worked_round(
     start: Callable[..., Session], place: Path, family: Any, defect: str, weights: int, affected: int
@@ -39,7 +42,9 @@ def test_a_reload_defect_is_found_left_and_worked_round(
     engine = start(family)
     folder = place / family
     folder.mkdir()
-    engine.ask(Generate(workload=Workload(prompts=4, prompt_tokens=(5, 40), new_tokens=6), folder=str(folder / "rollout")))
+    engine.ask(
+        Generate(workload=Workload(prompts=4, prompt_tokens=(5, 40), new_tokens=6), folder=str(folder / "rollout"))
+    )
     data = rollout_store.read(folder / "rollout")
 
     def scores(name: str) -> torch.Tensor:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from samebits.tools.schema.artifacts.capture import CaptureManifest
 from samebits.tools.schema.artifacts.weights import SideModules, SideWeights
 from samebits.tools.schema.errors import UserError
@@ -15,10 +17,9 @@ from samebits.tools.schema.passes import Done, Generate, How, Modules, Open, Pus
 from samebits.tools.schema.sites import CapturePlan, Flip, Site
 from samebits.tools.sides import rollout_store
 from samebits.tools.sides.transformers.tiny import write_tiny
-from samebits.tools.sides.vllm.side import VllmSide
 from samebits.tools.sides.vllm.push import expected_views, missing, read_state
+from samebits.tools.sides.vllm.side import VllmSide
 from samebits.tools.store import artifact
-from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,10 +55,14 @@ class Asker:
     def __init__(self, engine: Session, rollout: Path, place: Path) -> None:
         self.engine, self.rollout, self.place, self.count = engine, rollout, place, 0
 
-    def __call__(self, how: How, plan: CapturePlan | None = None, edits: tuple[Edit, ...] = ()) -> tuple[torch.Tensor, torch.Tensor, Done]:
+    def __call__(
+        self, how: How, plan: CapturePlan | None = None, edits: tuple[Edit, ...] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor, Done]:
         self.count += 1
         self.folder = self.place / f"score{self.count}"
-        reply = self.engine.ask(Score(rollout=str(self.rollout), how=how, folder=str(self.folder), capture=plan, edits=edits))
+        reply = self.engine.ask(
+            Score(rollout=str(self.rollout), how=how, folder=str(self.folder), capture=plan, edits=edits)
+        )
         scores = rollout_store.read_scores(self.folder)
         return scores.logprob_N, scores.scored_N, reply
 
@@ -74,7 +79,11 @@ def same(a_N: torch.Tensor, b_N: torch.Tensor) -> bool:
 def test_it_says_what_runs(engine: Session) -> None:
     assert engine.opened is not None
     facts = engine.opened.facts
-    assert (facts["runner"], facts["attention"], facts["logprobs_mode"]) == ("V1", "CPUAttentionBackend", "processed_logprobs")
+    assert (facts["runner"], facts["attention"], facts["logprobs_mode"]) == (
+        "V1",
+        "CPUAttentionBackend",
+        "processed_logprobs",
+    )
     assert facts["amx"] is False
     assert facts["isa"] != "amx"
     assert "strides" in str(facts["kv_cache"])
@@ -91,7 +100,9 @@ def test_the_same_seed_gives_the_same_rollout(engine: Session, data: RolloutData
 
 
 @pytest.mark.parametrize(
-    "how", [How(), How(concurrency=1), How(concurrency=5), How(reverse=True), How(path="prefill", stride=3)], ids=lambda how: how.model_dump_json(exclude_defaults=True)
+    "how",
+    [How(), How(concurrency=1), How(concurrency=5), How(reverse=True), How(path="prefill", stride=3)],
+    ids=lambda how: how.model_dump_json(exclude_defaults=True),
 )
 def test_every_way_of_scoring_gives_the_bits_of_the_free_run(ask: Asker, data: RolloutData, how: How) -> None:
     logprob_N, scored_N, reply = ask(how)
@@ -99,7 +110,9 @@ def test_every_way_of_scoring_gives_the_bits_of_the_free_run(ask: Asker, data: R
     assert same(logprob_N[scored_N], data.logprob_N[scored_N])
     assert reply.facts["tokens_other_than_stored"] == 0
     assert reply.facts["largest_batch"] == {1: 1, 5: 5}.get(how.concurrency or 0, reply.facts["largest_batch"])
-    assert int(reply.facts["overruled"] or 0) > 0, "the sampler drew every stored token by itself: forcing was not tried"
+    assert int(reply.facts["overruled"] or 0) > 0, (
+        "the sampler drew every stored token by itself: forcing was not tried"
+    )
 
 
 def test_a_small_step_budget_cuts_prefills_and_mixes_them_with_decode(ask: Asker, data: RolloutData) -> None:
@@ -175,14 +188,20 @@ def test_truncated_sampling_reports_renormalised_logprobs(engine: Session, place
     work = Workload(prompts=4, prompt_tokens=(5, 20), new_tokens=6, top_k=2, top_p=0.9, temperature=0.7)
     engine.ask(Generate(workload=work, folder=str(place / "narrow")))
     data = rollout_store.read(place / "narrow")
-    assert bool((data.logprob_N > -2).all()), "two tokens of a random model cannot be this improbable after renormalisation"
+    assert bool((data.logprob_N > -2).all()), (
+        "two tokens of a random model cannot be this improbable after renormalisation"
+    )
     engine.ask(Score(rollout=str(place / "narrow"), folder=str(place / "narrow-score")))
     assert same(rollout_store.read_scores(place / "narrow-score").logprob_N, data.logprob_N)
 
 
-def test_a_workload_beyond_the_engine_is_refused_and_the_engine_goes_on(engine: Session, ask: Asker, place: Path) -> None:
+def test_a_workload_beyond_the_engine_is_refused_and_the_engine_goes_on(
+    engine: Session, ask: Asker, place: Path
+) -> None:
     with pytest.raises(UserError, match="max_model_len = 512"):
-        engine.ask(Generate(workload=Workload(prompts=1, prompt_tokens=(510, 510), new_tokens=5), folder=str(place / "long")))
+        engine.ask(
+            Generate(workload=Workload(prompts=1, prompt_tokens=(510, 510), new_tokens=5), folder=str(place / "long"))
+        )
     assert not (place / "long").exists()
     with pytest.raises(UserError, match="chunk = 1000000"):
         ask(How(chunk=1_000_000))
@@ -193,7 +212,9 @@ def test_weights_are_read_back_through_the_operators(engine: Session, place: Pat
     engine.ask(Weights(folder=str(place / "weights")))
     held = SideWeights.model_validate_json((place / "weights" / "weights.json").read_text(encoding="utf-8"))
     state = read_state(place / "model-qwen3")
-    assert {view.source for view in held.weights if view.module.endswith("qkv_proj")} == {"read back through the packed linear"}
+    assert {view.source for view in held.weights if view.module.endswith("qkv_proj")} == {
+        "read back through the packed linear"
+    }
     assert missing(expected_views(state, tied=False), held) == []
     state["model.layers.2.self_attn.k_proj.weight"][7, 9] += 1
     assert missing(expected_views(state, tied=False), held) == ["model.layers.2.self_attn.k_proj.weight"]
@@ -203,11 +224,17 @@ def test_modules_are_listed_in_the_order_of_their_calls(engine: Session, place: 
     engine.ask(Modules(folder=str(place / "modules")))
     seen = SideModules.model_validate_json((place / "modules" / "modules.json").read_text(encoding="utf-8")).modules
     called = [view.path for view in seen if view.calls]
-    assert called.index("model.layers.0.self_attn.qkv_proj") < called.index("model.layers.0.mlp.down_proj") < called.index("model.norm")
+    assert (
+        called.index("model.layers.0.self_attn.qkv_proj")
+        < called.index("model.layers.0.mlp.down_proj")
+        < called.index("model.norm")
+    )
     assert {view.path: view.calls for view in seen}["model.layers.0.self_attn.rotary_emb"] == 4
 
 
-def test_pushed_weights_change_the_scores_and_the_old_ones_bring_them_back(engine: Session, ask: Asker, data: RolloutData, place: Path) -> None:
+def test_pushed_weights_change_the_scores_and_the_old_ones_bring_them_back(
+    engine: Session, ask: Asker, data: RolloutData, place: Path
+) -> None:
     state = read_state(place / "model-qwen3")
     state["model.layers.1.mlp.up_proj.weight"] *= 1.5
     save_file(state, place / "moved.safetensors")
@@ -220,7 +247,9 @@ def test_pushed_weights_change_the_scores_and_the_old_ones_bring_them_back(engin
     assert rollout_store.read(place / "pushed").weight_version == 2
 
 
-def test_a_push_that_cannot_be_read_is_refused_and_nothing_moves(engine: Session, ask: Asker, data: RolloutData, place: Path) -> None:
+def test_a_push_that_cannot_be_read_is_refused_and_nothing_moves(
+    engine: Session, ask: Asker, data: RolloutData, place: Path
+) -> None:
     (place / "broken.safetensors").write_bytes(b"\x00" * 20)
     with pytest.raises(UserError, match=r"broken\.safetensors"):
         engine.ask(Push(weights=str(place / "broken.safetensors"), version=3))

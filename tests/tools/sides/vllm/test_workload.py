@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Workload
 from samebits.tools.sides.vllm.workload import prompts
@@ -23,8 +24,13 @@ def test_random_prompts_spread_their_lengths_and_avoid_special_ids() -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ('{"prompt_ids": [1, 2]}\nnot json', r"rows\.jsonl:2: not JSON"), ('{"ids": [1]}', "neither"), ('{"prompt_ids": [9]}', "below 8"),
-        ('{"prompt_ids": []}', "non-empty"), ("\n", "has no prompts"), ('{"prompt": "text"}', "no tokenizer"), ("[1]", "neither"),
+        ('{"prompt_ids": [1, 2]}\nnot json', r"rows\.jsonl:2: not JSON"),
+        ('{"ids": [1]}', "neither"),
+        ('{"prompt_ids": [9]}', "below 8"),
+        ('{"prompt_ids": []}', "non-empty"),
+        ("\n", "has no prompts"),
+        ('{"prompt": "text"}', "no tokenizer"),
+        ("[1]", "neither"),
     ],
 )
 def test_a_bad_row_is_named_by_its_line(tmp_path: Path, text: str, match: str) -> None:
