@@ -17,7 +17,22 @@ if TYPE_CHECKING:
 COLUMNS = ("logprob", "total", "slope", "count")
 
 
+ROWS = 256
+"""Rows worked on at a time: float64 copies of the whole vocabulary are large."""
+
+
 def columns(
+    logits_RV: torch.Tensor, targets_R: torch.Tensor, reading: Reading, reported_R: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The columns of `_some`, for any number of rows."""
+    parts = [
+        _some(logits_RV[a : a + ROWS], targets_R[a : a + ROWS], reading, reported_R[a : a + ROWS])
+        for a in range(0, len(targets_R), ROWS)
+    ]
+    return {name: torch.cat([part[name] for part in parts]) for name in COLUMNS}
+
+
+def _some(
     logits_RV: torch.Tensor, targets_R: torch.Tensor, reading: Reading, reported_R: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """What is needed to recognise a cause of meaning, per row, float64.
