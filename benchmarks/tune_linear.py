@@ -38,6 +38,11 @@ MIDDLE = (
     *((64, 16, 256, 4, 4, False), (64, 16, 128, 4, 6, False), (64, 32, 256, 4, 4, False), (64, 32, 128, 4, 6, False), (64, 64, 128, 4, 5, False)),
     *((64, 64, 128, 4, 5, True), (64, 128, 128, 4, 3, True), (64, 128, 64, 4, 5, True), (64, 64, 64, 4, 6, False), (64, 128, 128, 4, 3, False)),
 )
+SLIM = (
+    *((32, 16, 512, 4, 3, False), (32, 16, 256, 4, 5, False), (64, 16, 512, 4, 2, False), (16, 16, 1024, 4, 3, False), (16, 16, 512, 4, 3, False)),
+    *((32, 8, 512, 1, 3, False), (32, 8, 512, 4, 4, False), (16, 16, 512, 4, 4, True), (16, 32, 512, 4, 3, True), (32, 16, 512, 2, 3, True)),
+)
+"""For outputs so few that only small tiles fill the GPU, at any M."""
 WIDE = (
     *((128, 32, 128, 4, 5, False), (128, 64, 128, 4, 4, False), (128, 64, 64, 4, 6, False), (128, 64, 64, 8, 6, False)),
     *((128, 128, 64, 8, 4, False), (128, 128, 64, 4, 4, False), (128, 128, 64, 4, 4, True), (128, 256, 64, 8, 3, False)),
@@ -48,6 +53,8 @@ WIDE = (
 def candidates(M: int, N: int) -> list[Config]:
     """Triton configurations worth a try; large shapes are left to cuBLASLt."""
     configs = NARROW if M <= 16 else MIDDLE if M <= 64 else MIDDLE + WIDE if M <= 256 else WIDE + MIDDLE[10:15]
+    if N <= 2048 and M <= 1024:
+        configs += tuple(c for c in NARROW + SLIM if c not in configs)
     if N > 8192:
         configs = tuple(c for c in configs if c[1] >= 16)
     if M > 64 and N > 16384 or M > 1024 and N % 8 == 0 and N > 1024:
@@ -55,16 +62,15 @@ def candidates(M: int, N: int) -> list[Config]:
     return [Config(*c) for c in configs]
 
 
-def compile_one(config: Config, divisible: bool, early: bool) -> None:
+def compile_one(config: Config, divisible: bool) -> None:
     """Fill the compile cache for one configuration."""
     pointer = torch.empty(16, dtype=torch.bfloat16, device="cuda")
     size = 4096 if divisible else 4100
-    extra = {"launch_pdl": True} if early else {}
     try:
         linear_kernel.warmup(
             pointer, pointer, pointer, pointer, 3, size, 4096, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-            SWAP=config.swap, EVEN_K=True, HAS_BIAS=False, EARLY=early, PRECISION="ieee", num_warps=config.warps, num_stages=config.stages,
-            grid=(1,), **extra,
+            SWAP=config.swap, EVEN_K=True, HAS_BIAS=False, PRECISION="ieee", num_warps=config.warps, num_stages=config.stages,
+            grid=(1,),
         )  # fmt: skip
     except Exception as error:  # a configuration that does not fit is left out by `measure` too
         print("does not compile:", config, type(error).__name__, str(error)[:100], flush=True)
@@ -98,7 +104,7 @@ def tune(N: int, K: int, has_bias: bool, log: list[dict[str, Any]]) -> list[list
         for rank, algo in enumerate(algos):
             options[f"cublaslt {rank}"] = (["cublaslt", None if rank == 0 else algo], partial(cublaslt.matmul, pinned=algo))
         for c in candidates(M, N):
-            entry = ["triton", c.block_m, c.block_n, c.block_k, c.warps, c.stages, int(c.swap), 0]
+            entry = ["triton", c.block_m, c.block_n, c.block_k, c.warps, c.stages, int(c.swap)]
             options[str(entry)] = (entry, partial(chain, config=c))
         best, found = None, {}
         for name, (entry, function) in options.items():
@@ -131,9 +137,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop before a new shape after this time")
     options = parser.parse_args()
     begun = time.monotonic()
-    every = [Config(*c) for c in dict.fromkeys(NARROW + MIDDLE + WIDE)]
+    every = [Config(*c) for c in dict.fromkeys(NARROW + MIDDLE + SLIM + WIDE)]
     with multiprocessing.get_context("spawn").Pool(14) as pool:
-        pool.starmap(compile_one, [(c, d, e) for c in [PLAIN, *every] for d in (True, False) for e in (False,) if d or c.block_m >= 16], chunksize=1)
+        pool.starmap(compile_one, [(c, d) for c in [PLAIN, *every] for d in (True, False)], chunksize=1)
     print(f"compiled in {time.monotonic() - begun:.1f} s", flush=True)
     shapes = options.shapes or [f"{s['n']}x{s['k']}" for s in inputs.SHAPES]
     log: list[dict[str, Any]] = []

@@ -10,9 +10,6 @@ from samebits.kernels.ops.attention.layout import CONTRACT, SEGMENT, SEGMENT_TIL
 from samebits.kernels.ops.attention.triton import ROWS, decode_kernel, merge_kernel, prefill_kernel
 from torch import Tensor
 
-PROGRAMS = 528
-"""Decode programs that fill a GPU of 132 multiprocessors four times over."""
-MOST_SPLITS = 64
 BLOCK = 128
 PANEL = 64
 BOX_ROWS = 128
@@ -23,13 +20,9 @@ def digest() -> str:
     return hashlib.sha256(f"attention {CONTRACT} {TILE} {SEGMENT}".encode()).hexdigest()[:16]
 
 
-def splits_for(batch: int, key_heads: int, most_segments: int) -> int:
-    """Programs per sequence and key head: enough to fill the GPU, at most one per segment; a power of two."""
-    programs = batch * key_heads
-    if programs >= PROGRAMS // 2:
-        return 1
-    wanted = triton.next_power_of_2(triton.cdiv(PROGRAMS, programs))
-    return min(wanted, MOST_SPLITS, triton.next_power_of_2(most_segments))
+def splits_for(batch: int, key_heads: int, most_segments: int, processors: int) -> int:
+    """Programs per sequence and key head: one program per multiprocessor, and at most one per segment."""
+    return max(1, min(processors // (batch * key_heads), most_segments))
 
 
 def run(
@@ -51,14 +44,17 @@ def run(
 
 def decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, most_rows: int,
-    max_seq_len: int, scale: float, out: Tensor, splits: int | None = None, warps: int = 4, stages: int = 3, early: bool = True,
+    max_seq_len: int, scale: float, out: Tensor, splits: int | None = None, warps: int = 4, stages: int | None = None, early: bool = True,
     segment_tiles: int = SEGMENT_TILES,
 ) -> None:  # fmt: skip
     """The sequences whose rows (query tokens x group) fit one decode program."""
     heads, size = q.shape[1:]
     key_heads, batch = k_cache.shape[2], seq_lens.shape[0]
     segments = triton.cdiv(max(max_seq_len, 1), segment_tiles * TILE)
-    splits = splits_for(batch, key_heads, segments) if splits is None else splits
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 4
+    splits = splits_for(batch, key_heads, segments, processors) if splits is None else splits
+    # Alone on its multiprocessor a program buffers two tiles; two programs that share one hide each other's latency.
+    stages = (5 if batch * key_heads * splits <= processors else 3) if stages is None else stages
     early = early and splits > 1 and not _interpreted()
     partial = stat = out
     if splits > 1:
@@ -107,6 +103,7 @@ def _boxes(cache: Tensor) -> bool:
 def prefill_hopper(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, scale: float, out: Tensor,
     leave: int = ROWS, cu_seqlens_k: Tensor | None = None, segment_tiles: int = SEGMENT_TILES,
+    take_turns: bool = True,
 ) -> None:  # fmt: skip
     """As `prefill`, in Gluon. cu_seqlens_k: the caches are one page that holds the keys of all sequences side by side."""
     from samebits.kernels.ops.attention.gluon import prefill_hopper_kernel
@@ -130,7 +127,8 @@ def prefill_hopper(
         descriptor(q, [tokens, heads * size], q.stride(0), [BLOCK // 2, size]), rows_of(k_cache), rows_of(v_cache), out, block_table,
         cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, seq_lens, exponent_scale(scale), batch, block_table.stride(0),
         k_cache.stride(0) // k_cache.stride(1), v_cache.stride(0) // v_cache.stride(1), heads, heads // k_cache.shape[2],
-        leave, D=size, PAGE=k_cache.shape[1] if cu_seqlens_k is None else 0, BOX=box, SEGMENT_TILES=segment_tiles, num_warps=4,
+        leave, D=size, PAGE=k_cache.shape[1] if cu_seqlens_k is None else 0, BOX=box, SEGMENT_TILES=segment_tiles,
+        TAKE_TURNS=take_turns, num_warps=4,
     )  # fmt: skip
 
 

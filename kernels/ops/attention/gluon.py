@@ -78,14 +78,19 @@ def clear_tail(v_smem, valid):
 
 @gluon.jit
 def step(q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c,
-         SEGMENT_TILES: gl.constexpr, MASK: gl.constexpr, S: gl.constexpr, O: gl.constexpr, P: gl.constexpr):  # fmt: skip
+         SEGMENT_TILES: gl.constexpr, MASK: gl.constexpr, PART: gl.constexpr, TAKE_TURNS: gl.constexpr,
+         S: gl.constexpr, O: gl.constexpr, P: gl.constexpr):  # fmt: skip
     """Scores of tile j while the values of tile j - 1 are added; then its softmax, and at a segment's start the fold."""
-    k_full, k_free, v_full, v_free = bars
+    k_full, k_free, v_full, v_free, turns = bars
     slot, last = j % STAGES, (j - 1) % STAGES
     mbarrier.wait(k_full.index(slot), (j // STAGES) & 1)
+    if TAKE_TURNS:
+        mbarrier.wait(turns.index(PART), (j & 1) ^ (1 - PART))
     s_token = warpgroup_mma(q_smem, k_smem.index(slot).permute((1, 0)), gl.zeros([ROWS, TILE], gl.float32, S), use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(last), ((j - 1) // STAGES) & 1)
     acc_token = warpgroup_mma(p_RN, v_smem.index(last), acc_RD, is_async=True)
+    if TAKE_TURNS:
+        mbarrier.arrive(turns.index(1 - PART), count=1)
     s_RN = warpgroup_mma_wait(1, deps=[s_token])
     mbarrier.arrive(k_free.index(slot), count=1)
     if MASK:
@@ -109,11 +114,11 @@ def step(q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_
 
 @gluon.jit
 def consumer(q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h,
-             H, D: gl.constexpr, SEGMENT_TILES: gl.constexpr, PART: gl.constexpr):  # fmt: skip
+             H, D: gl.constexpr, SEGMENT_TILES: gl.constexpr, PART: gl.constexpr, TAKE_TURNS: gl.constexpr):  # fmt: skip
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
-    k_full, k_free, v_full, v_free = bars
+    k_full, k_free, v_full, v_free, turns = bars
     row_R = local + PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, S))
     position_R = kv_len - q_len + row_R
     full = (kv_len - q_len + local + PART * ROWS + 1) // TILE
@@ -124,7 +129,11 @@ def consumer(q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, 
     total_m_R, total_l_R = m_R, l_R
     mbarrier.wait(q_full, 0)
     mbarrier.wait(k_full.index(0), 0)
+    if TAKE_TURNS:
+        mbarrier.wait(turns.index(PART), 1 - PART)
     s_RN = warpgroup_mma(q_smem, k_smem.index(0).permute((1, 0)), gl.zeros([ROWS, TILE], gl.float32, S), use_acc=False, is_async=True)
+    if TAKE_TURNS:
+        mbarrier.arrive(turns.index(1 - PART), count=1)
     s_RN = warpgroup_mma_wait(0, deps=[s_RN])
     mbarrier.arrive(k_free.index(0), count=1)
     n_N = gl.arange(0, TILE, layout=gl.SliceLayout(0, S))
@@ -134,11 +143,11 @@ def consumer(q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, 
     acc_RD = gl.zeros([ROWS, D], gl.float32, O)
     for j in range(1, gl.minimum(full, tiles)):
         acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R = step(
-            q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c, SEGMENT_TILES, False, S, O, P
+            q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c, SEGMENT_TILES, False, PART, TAKE_TURNS, S, O, P
         )
     for j in range(gl.maximum(gl.minimum(full, tiles), 1), tiles):
         acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R = step(
-            q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c, SEGMENT_TILES, True, S, O, P
+            q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c, SEGMENT_TILES, True, PART, TAKE_TURNS, S, O, P
         )
     slot = (tiles - 1) % STAGES
     mbarrier.wait(v_full.index(slot), ((tiles - 1) // STAGES) & 1)
@@ -172,7 +181,7 @@ def load_tile(desc, boxes, first_box, bar, table_ptr, j, first_row, kv_len, colu
 @gluon.jit
 def producer(q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, bars, table_ptr, start, local, kv_start, kv_len, tiles, h, g, k_ratio, v_ratio,
              D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr):  # fmt: skip
-    k_full, k_free, v_full, v_free = bars
+    k_full, k_free, v_full, v_free, turns = bars
     BOXES: gl.constexpr = (TILE // BOX) * (D // PANEL)
     mbarrier.expect(q_full, 2 * ROWS * D * 2)
     for part in gl.static_range(2):
@@ -190,7 +199,7 @@ def producer(q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, bars, table_
 @gluon.jit(do_not_specialize=["B", "k_ratio", "v_ratio", "H", "GROUP", "LEAVE"])
 def prefill_hopper_kernel(
     q_desc, k_desc, v_desc, out_ptr, table_ptr, cu_ptr, kv_cu_ptr, len_ptr, c, B, table_stride, k_ratio, v_ratio, H, GROUP, LEAVE,
-    D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, SEGMENT_TILES: gl.constexpr, num_warps: gl.constexpr,
+    D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, SEGMENT_TILES: gl.constexpr, TAKE_TURNS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Program (head, tile of 128 query tokens), the longest first. LEAVE: rows up to which decode has the sequence."""
     BLOCK: gl.constexpr = 2 * ROWS
@@ -215,19 +224,22 @@ def prefill_hopper_kernel(
         k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         mbarrier.init(q_full, count=1)
+        for i in gl.static_range(2):
+            mbarrier.init(turns.index(i), count=1)
         for i in gl.static_range(STAGES):
             mbarrier.init(k_full.index(i), count=1)
             mbarrier.init(v_full.index(i), count=1)
             mbarrier.init(k_free.index(i), count=2)
             mbarrier.init(v_free.index(i), count=2)
         fence_async_shared()
-        bars = (k_full, k_free, v_full, v_free)
+        bars = (k_full, k_free, v_full, v_free, turns)
         table = table_ptr + b.to(gl.int64) * table_stride
         gl.warp_specialize(
             [
-                (consumer, (q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h, H, D, SEGMENT_TILES, 0)),
-                (consumer, (q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h, H, D, SEGMENT_TILES, 1)),
+                (consumer, (q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h, H, D, SEGMENT_TILES, 0, TAKE_TURNS)),
+                (consumer, (q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h, H, D, SEGMENT_TILES, 1, TAKE_TURNS)),
                 (
                     producer,
                     (q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, bars, table, start, local, kv_start, kv_len, tiles, h,

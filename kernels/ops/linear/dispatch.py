@@ -34,8 +34,7 @@ class Choice:
         if self.triton is None:
             return "cublaslt" if self.algo is None else "cublaslt (pinned)"
         c = self.triton
-        early = " early" if c.early else ""
-        return f"triton {c.block_m}x{c.block_n}x{c.block_k} w{c.warps} s{c.stages}{' swap' if c.swap else ''}{early}"
+        return f"triton {c.block_m}x{c.block_n}x{c.block_k} w{c.warps} s{c.stages}{' swap' if c.swap else ''}"
 
 
 @cache
@@ -51,11 +50,11 @@ def digest() -> str:
 
 
 def parse(entry: list[Any]) -> Choice:
-    """A table entry: ["triton", block_m, block_n, block_k, warps, stages, swap, early] or ["cublaslt", algorithm or null]."""
+    """A table entry: ["triton", block_m, block_n, block_k, warps, stages, swap] or ["cublaslt", algorithm or null]."""
     if entry[0] == "cublaslt":
         return Choice(None, entry[1])
-    m, n, k, warps, stages, swap, early = entry[1:]
-    return Choice(Config(m, n, k, warps, stages, bool(swap), bool(early)))
+    m, n, k, warps, stages, swap = entry[1:]
+    return Choice(Config(m, n, k, warps, stages, bool(swap)))
 
 
 @cache

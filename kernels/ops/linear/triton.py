@@ -19,7 +19,6 @@ class Config:
     """One launch: tile of `block_m` tokens x `block_n` outputs, K in steps of `block_k`.
 
     swap: weights are the left operand (64-row wgmma tiles hold weights, a few tokens are the narrow side).
-    early: programmatic dependent launch; the weights, which no earlier kernel writes, are prefetched before x is waited for.
     """
 
     block_m: int
@@ -28,20 +27,9 @@ class Config:
     warps: int
     stages: int
     swap: bool = False
-    early: bool = False
 
 
 PLAIN = Config(16, 64, 64, 4, 1)
-LINE = 64
-"""bf16 elements of one 128-byte line, the unit of an L2 prefetch."""
-
-
-@triton.jit
-def _prefetch_rows(w_ptr, rows_N, N, K, BLOCK_N: tl.constexpr, LINES: tl.constexpr):
-    """Ask L2 for the first LINES lines of each row of weights; moves no value."""
-    lines = tl.arange(0, LINES) * 64
-    address = w_ptr + rows_N.to(tl.int64)[:, None] * K + tl.minimum(lines, K - 1)[None, :]
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -59,7 +47,6 @@ def linear_kernel(
     SWAP: tl.constexpr,
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    EARLY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     # Programs with the same weights are neighbours in launch order, so weights leave HBM once.
@@ -67,10 +54,6 @@ def linear_kernel(
     m = (tl.program_id(0) % blocks_m) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = (tl.program_id(0) // blocks_m) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    if EARLY:
-        _prefetch_rows(w_ptr, tl.minimum(n, N - 1), N, K, BLOCK_N, 64)
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     in_m, in_n = m < M, n < N
     x_row, w_row = x_ptr + m.to(tl.int64) * K, w_ptr + n.to(tl.int64) * K
     if SWAP:
@@ -113,7 +96,6 @@ def chain(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, config: Config) 
     if x_MK.dtype == torch.float32:
         config = Config(16, 32, 32, 4, 1)
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
-    extra = {"launch_pdl": True} if config.early else {}
     linear_kernel[grid](
         x_MK,
         weight_NK,
@@ -128,10 +110,8 @@ def chain(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, config: Config) 
         SWAP=config.swap,
         EVEN_K=K % config.block_k == 0,
         HAS_BIAS=bias is not None,
-        EARLY=config.early,
         PRECISION="ieee",
         num_warps=config.warps,
         num_stages=config.stages,
-        **extra,
     )
     return y_MN
