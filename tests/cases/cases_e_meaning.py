@@ -27,7 +27,7 @@ COUNT, VOCABULARY = 64, 200
 def sampled(
     report: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], temperature: float = 1.0
 ) -> tuple[Gap, torch.Tensor]:
-    """A rollout of one sequence whose reported logprobs are `report(logits, tokens)`; the trainer's are at temperature 1."""
+    """A rollout of one sequence that reports `report(logits, tokens)`; the trainer is at temperature 1."""
     logits_NV = 2 * random(71)(COUNT, VOCABULARY).float()
     p_NV = (logits_NV / temperature).softmax(-1)
     token_N = torch.multinomial(keep(p_NV), 1, generator=torch.Generator().manual_seed(71))[:, 0]

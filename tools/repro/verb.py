@@ -1,0 +1,118 @@
+"""`samebits minimize`: cuts one operator of a divergence out into a folder that runs by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samebits.tools.diff.causes.fingerprint import fingerprint
+from samebits.tools.repro import evidence, folder, sides
+from samebits.tools.repro.shrink import shrink
+from samebits.tools.schema.artifacts.divergence import DivergenceManifest
+from samebits.tools.schema.artifacts.repro import ReproManifest
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.results import Result
+from samebits.tools.store import artifact
+
+if TYPE_CHECKING:
+    from samebits.tools.job.job import Job
+    from samebits.tools.repro.shrink import Shrunk
+    from samebits.tools.repro.sides import Side, Tried
+    from samebits.tools.schema.artifacts.divergence import WorkItem
+    from samebits.tools.schema.requests import MinimizeRequest
+    from samebits.tools.schema.results import Cell
+
+LIMIT_S = 300
+
+
+def run_minimize(request: MinimizeRequest, job: Job) -> Result:
+    """Find each side's code, shrink, write the folder, run it.
+
+    Raises:
+        UserError: no such divergence or operator, or an operator that cannot be run alone.
+    """
+    source = Path(request.divergence)
+    manifest = artifact.read(source, DivergenceManifest)
+    if request.operator >= len(manifest.work):
+        reason = f"its work list has {len(manifest.work)} operators"
+        raise UserError(f"operator {request.operator} of {source}", reason, "give an index of that list")
+    item = manifest.work[request.operator]
+    seen, kept = evidence.unpack(source, request.operator)
+    job.emit("operators", "looking for the code that gives each side's bits")
+    ours, theirs = (chosen(role, *sides.find(seen, kept, role)) for role in ("rollout", "trainer"))
+    job.emit("shrink", "making it smaller while the sides differ")
+    small = shrink(seen, lambda cut: sides.both(cut, ours, theirs))
+    job.emit("write", small.line())
+    title = f"{item.kind} {item.between}: rollout and trainer differ"
+    made = write(job, source, request.operator, item, title, small, ours, theirs)
+    code, output = run_it(made)
+    if code != 1:
+        raise UserError(
+            str(made / "repro.py"), f"exit code {code} where 1 was due: {output[-300:]}", "report this with the folder"
+        )
+    return result(job, made, item, small, ours, theirs, output)
+
+
+def chosen(role: str, side: Side | None, tried: list[Tried]) -> Side:
+    """The side's code, or why there is none."""
+    if side is None:
+        words = "; ".join(f"{one.name}: {one.outcome}" for one in tried) or "no operator of this kind is known"
+        raise UserError(
+            f"the {role}'s operator",
+            f"no code here gives its captured bits when run alone ({words})",
+            "run this where the capture was made, or choose another operator",
+        )
+    return side
+
+
+def write(
+    job: Job, source: Path, number: int, item: WorkItem, title: str, small: Shrunk, ours: Side, theirs: Side
+) -> Path:
+    """The Repro artifact."""
+    made = job.new("repro")
+    line, seen = small.line(), small.seen
+    tensors = folder.tensors(seen)
+    size = sum(tensor.numel() * tensor.element_size() for name, tensor in tensors.items() if name.startswith("in."))
+    cause = f"{item.cause.name}: {item.cause.why}"
+    texts = {
+        "repro.py": folder.script(title, seen, ours, theirs, line),
+        "README.md": folder.readme(title, cause, fingerprint(seen), ours, theirs, line, size),
+    }
+    manifest = ReproManifest(
+        made_from={"divergence": artifact.identity(source)}, operator=number, operator_kind=item.kind,
+        rollout=ours.name, trainer=theirs.name, needs_vllm=ours.vllm or theirs.vllm, shrunk=line, before=small.before, after=small.after,
+        runs=small.runs, fingerprint=fingerprint(seen),
+    )  # fmt: skip
+    artifact.write(made, manifest, {"inputs.safetensors": tensors}, texts)
+    return made
+
+
+def run_it(made: Path) -> tuple[int, str]:
+    """Run repro.py in a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "repro.py"], cwd=made, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def result(job: Job, made: Path, item: WorkItem, small: Shrunk, ours: Side, theirs: Side, output: str) -> Result:
+    """What a person reads first."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    summary = (
+        f"{item.kind} {item.between}, cut out: {small.line()} ({small.runs} runs). "
+        f"rollout: {ours.name}. trainer: {theirs.name}. "
+        f"repro.py was run in a fresh interpreter: {lines[-1] if lines else 'no output'}."
+    )
+    rows: tuple[dict[str, Cell], ...] = tuple(
+        {"axis": axis, "before": small.before[axis], "after": small.after[axis]} for axis in small.before
+    )
+    return Result(
+        verdict="differs",
+        summary=summary,
+        ids={"repro": made.name},
+        rows=rows,
+        total=len(rows),
+        next=f"python {made / 'repro.py'}",
+    )
