@@ -40,7 +40,7 @@ class Run:
 
 
 class Replacement:
-    """A replaced forward: notes that it ran. It cannot be copied: a copy would go on using the first model's weights."""
+    """A replaced forward: notes that it ran. No copies: one would go on using the first model's weights."""
 
     def __init__(self, run: Run, path: str, forward: Forward) -> None:
         self.run, self.path, self.forward = run, path, forward
