@@ -21,9 +21,27 @@ from samebits.tools.diff.bits import compare, digest_rows, next_ulp
 from samebits.tools.schema.sites import CapturePlan
 
 SIZES = {
-    "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
-    "160m": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64},
-    "1.7b": {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
+    "tiny": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    },
+    "160m": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+    },
+    "1.7b": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
 }
 
 
@@ -43,17 +61,22 @@ def sync(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def clock(device: str) -> float:
+    """Seconds: of the wall on a GPU, of this process on a CPU, where other processes take their share of the wall."""
+    return time.perf_counter() if device == "cuda" else time.process_time()
+
+
 def medians(device: str, repeats: int, *calls: Callable[[], object]) -> list[float]:
     """Median seconds of each call, taken in turn."""
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(repeats + 1):
         for call, own in zip(calls, times, strict=True):
             sync(device)
-            start = time.perf_counter()
+            start = clock(device)
             call()
             sync(device)
             if turn:
-                own.append(time.perf_counter() - start)
+                own.append(clock(device) - start)
     return [statistics.median(own) for own in times]
 
 
@@ -81,8 +104,12 @@ def forwards(device: str, size: str, layers: int, tokens: int, repeats: int) -> 
         device, repeats, free, captured(CapturePlan()), captured(CapturePlan(store="tensors", budget_bytes=1 << 40))
     )
     return {
-        "model": size, "layers": layers, "tokens": tokens, "forward_ms": round(plain * 1e3, 2),
-        "digests_ratio": round(digests / plain, 3), "tensors_ratio": round(tensors / plain, 3),
+        "model": size,
+        "layers": layers,
+        "tokens": tokens,
+        "forward_ms": round(plain * 1e3, 2),
+        "digests_ratio": round(digests / plain, 3),
+        "tensors_ratio": round(tensors / plain, 3),
     }
 
 
@@ -96,9 +123,14 @@ def memory(device: str, rows: int, columns: int, repeats: int) -> dict[str, obje
     )
     size = a.nbytes / 1e9
     return {
-        "rows": rows, "columns": columns, "copy_GB_s_read": round(size / copy, 2), "digest_GB_s": round(size / digest, 2),
-        "compare_equal_GB_s_of_each": round(size / equal, 2), "compare_differing_GB_s_of_each": round(size / nearly, 2),
-        "digest_over_copy": round(digest / copy, 2), "compare_equal_over_copy": round(equal / copy, 2),
+        "rows": rows,
+        "columns": columns,
+        "copy_GB_s_read": round(size / copy, 2),
+        "digest_GB_s": round(size / digest, 2),
+        "compare_equal_GB_s_of_each": round(size / equal, 2),
+        "compare_differing_GB_s_of_each": round(size / nearly, 2),
+        "digest_over_copy": round(digest / copy, 2),
+        "compare_equal_over_copy": round(equal / copy, 2),
     }
 
 
@@ -108,7 +140,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     device = "cuda" if args.cuda else "cpu"
-    shapes = [("1.7b", 28, 4096), ("1.7b", 28, 256)] if args.cuda else [("tiny", 4, 512), ("tiny", 4, 32), ("160m", 4, 256)]
+    shapes = (
+        [("1.7b", 28, 4096), ("1.7b", 28, 256)] if args.cuda else [("tiny", 4, 512), ("tiny", 4, 32), ("160m", 4, 256)]
+    )
     for shape in shapes:
         print(json.dumps(forwards(device, *shape, args.repeats)), flush=True)
     for rows, columns in [(65536, 8192), (4096, 2048)] if args.cuda else [(4096, 4096), (512, 256)]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.tools.capture.passes import keys_of
+from samebits.tools.capture.places import Place
 from samebits.tools.capture.tensors import copy_strided, dtype_name
 from samebits.tools.diff.bits import next_ulp
 from samebits.tools.schema.errors import UserError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from samebits.tools.capture.layout import Layout
     from samebits.tools.capture.passes import Chosen
-    from samebits.tools.schema.sites import Edit, Site
+    from samebits.tools.schema.sites import Edit
 
 
 @dataclass(slots=True)
@@ -88,15 +89,15 @@ class Edits:
 
     def __init__(self, edits: Iterable[Edit]) -> None:
         self.pending = [Pending(edit) for edit in edits]
-        self._by_site: dict[Site, list[Pending]] = {}
+        self._by_place: dict[Place, list[Pending]] = {}
         for pending in self.pending:
-            self._by_site.setdefault(pending.edit.site, []).append(pending)
+            self._by_place.setdefault(Place.of(pending.edit.site), []).append(pending)
         self.modules = {pending.edit.site.module for pending in self.pending}
         self.operators = any(pending.edit.site.op for pending in self.pending)
 
-    def at(self, site: Site) -> list[Pending]:
-        """Edits of this site."""
-        return self._by_site.get(site, [])
+    def at(self, place: Place) -> list[Pending]:
+        """Edits of this place."""
+        return self._by_place.get(place, [])
 
     def finish(self) -> None:
         """Every edit must have changed something.

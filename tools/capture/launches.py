@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from samebits.tools.capture.places import Place
 from samebits.tools.diff.digest import digest_whole
-from samebits.tools.schema.sites import Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,8 +84,8 @@ class Launches:
             k: v for k, v in kwargs.items() if k in kernel.arg_names
         }
 
-        def site(port: str) -> Site:
-            return Site(module=module, call=call, op=name, index=index, port=port)
+        def place(port: str) -> Place:
+            return Place(module, port, call, name, index)
 
         tensors = {key: value for key, value in bound.items() if isinstance(value, torch.Tensor)}
         before: dict[str, torch.Tensor | None] = {}
@@ -94,21 +94,21 @@ class Launches:
                 fresh = mode.is_fresh(tensor)
                 before[key] = None if fresh or tensor.nbytes > LIMIT else digest_whole(tensor)
                 if not fresh:
-                    recorder.sink.take(site(f"in.{key}"), tensor, name, record=record, in_place=True)
+                    recorder.sink.take(place(f"in.{key}"), tensor, name, record=record, in_place=True)
             if record:
                 scalars = {
                     key: value for key, value in bound.items() if isinstance(value, (int, float, bool, str, type(None)))
                 }
-                recorder.sink.take_text(site("scalars"), repr(scalars), name)
+                recorder.sink.take_text(place("scalars"), repr(scalars), name)
             again = recorder.replays.prepare_launch(recorder, args, kwargs) if record else None
         result = original(kernel, *args, **kwargs)
         with recorder.quiet():
             if again is not None:
-                recorder.replays.launch(recorder, site("out0"), original, kernel, again, (args, kwargs))
+                recorder.replays.launch(recorder, place("out0").site, original, kernel, again, (args, kwargs))
             for key, tensor in tensors.items():
                 was = before[key]
                 if tensor.nbytes > LIMIT or (was is not None and torch.equal(digest_whole(tensor), was)):
                     continue
                 mode.touched(tensor)
-                recorder.sink.take(site(f"mut.{key}"), tensor, name, record=record, in_place=True)
+                recorder.sink.take(place(f"mut.{key}"), tensor, name, record=record, in_place=True)
         return result

@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits.tools.capture.launches import Launches
+from samebits.tools.capture.places import Place
 from samebits.tools.capture.tensors import leaves, mapped
-from samebits.tools.schema.sites import Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -140,12 +140,12 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         recorder = self.recorder
         module, call, index = self.next_index(kind.name)
 
-        def site(port: str) -> Site:
-            return Site(module=module, call=call, op=kind.name, index=index, port=port)
+        def place(port: str) -> Place:
+            return Place(module, port, call, kind.name, index)
 
         record = recorder.records
         with recorder.quiet():
-            args, kwargs = self._inputs(kind, site, args, kwargs, record)
+            args, kwargs = self._inputs(kind, place, args, kwargs, record)
             again = recorder.replays.prepare_operator(recorder, kind, args, kwargs) if record else None
         out = func(*args, **kwargs)
         with recorder.quiet():
@@ -155,19 +155,21 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for _, tensor in leaves(out):
                 self.touched(tensor)
             if again is not None:
-                recorder.replays.operator(recorder, site("out0"), func, again, out, [tensor for _, tensor in written])
+                recorder.replays.operator(
+                    recorder, place("out0").site, func, again, out, [tensor for _, tensor in written]
+                )
             ports = iter(f"out{i}" for i, _ in enumerate(leaves(out)))
             in_place = bool(kind.returned)
             out = mapped(
-                out, lambda t: recorder.sink.take(site(next(ports)), t, kind.name, record=record, in_place=in_place)
+                out, lambda t: recorder.sink.take(place(next(ports)), t, kind.name, record=record, in_place=in_place)
             )
             for name, tensor in written:
                 if name.split(".")[0] not in kind.returned:
-                    recorder.sink.take(site(f"mut.{name}"), tensor, kind.name, record=record, in_place=True)
+                    recorder.sink.take(place(f"mut.{name}"), tensor, kind.name, record=record, in_place=True)
         return out
 
     def _inputs(
-        self, kind: Kind, site: Any, args: tuple[Any, ...], kwargs: dict[str, Any], record: bool
+        self, kind: Kind, place: Any, args: tuple[Any, ...], kwargs: dict[str, Any], record: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         recorder = self.recorder
         ports = iter([f"in{i}" for i, _ in enumerate(leaves(args))] + [f"in.{name}" for name, _ in leaves(kwargs)])
@@ -177,14 +179,14 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 port = next(ports)
                 if self.is_fresh(tensor):
                     return tensor
-                return recorder.sink.take(site(port), tensor, kind.name, record=record, in_place=name in kind.written)
+                return recorder.sink.take(place(port), tensor, kind.name, record=record, in_place=name in kind.written)
 
             return take
 
         new_args = tuple(mapped(arg, taker(name)) for name, arg in zip(kind.arguments, args, strict=False))
         new_kwargs = {name: mapped(arg, taker(name)) for name, arg in kwargs.items()}
         if record:
-            recorder.sink.take_text(site("scalars"), _text(args, kwargs), kind.name)
+            recorder.sink.take_text(place("scalars"), _text(args, kwargs), kind.name)
         return new_args, new_kwargs
 
     @staticmethod

@@ -52,9 +52,9 @@ class Chosen:
         return cls(name, keys, kept, keys[kept])
 
     def pick(self, rows: torch.Tensor) -> torch.Tensor:
-        """The kept rows of a [rows, columns] matrix, copied: what the model writes later does not reach them."""
+        """The kept rows of a [rows, columns] matrix; they may share its memory."""
         if self.kept is None:
-            return rows.detach().clone(memory_format=torch.contiguous_format)
+            return rows.detach()
         if rows.device not in self._on:
             self._on[rows.device] = self.kept.to(rows.device)
         return rows.detach().index_select(0, self._on[rows.device])

@@ -32,7 +32,6 @@ called inside the Python implementation of another operator are not seen one by 
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -41,13 +40,14 @@ import torch
 from samebits.tools.capture import writer
 from samebits.tools.capture.operators import OperatorMode
 from samebits.tools.capture.passes import Chosen, Pass, keys_of
+from samebits.tools.capture.places import Place
 from samebits.tools.capture.replay import Replays
 from samebits.tools.capture.sink import Sink
 from samebits.tools.capture.tensors import leaves, mapped
-from samebits.tools.schema.sites import CapturePlan, Site
+from samebits.tools.schema.sites import CapturePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -81,6 +81,24 @@ class Counts:
     passes: int = 0
     seen: list[torch.Tensor] = field(default_factory=list)
     """Keys of all token rows, pass after pass."""
+
+
+class Quiet:
+    """The recorder computes: hooks and modes look away, no gradients. Entered for every call, hence no generator."""
+
+    __slots__ = ("before", "gradients", "recorder")
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __enter__(self) -> None:
+        self.before, self.gradients = self.recorder.busy, torch.is_grad_enabled()
+        self.recorder.busy = True
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._set_grad_enabled(self.gradients)
+        self.recorder.busy = self.before
 
 
 class Recorder:
@@ -155,15 +173,9 @@ class Recorder:
                 self.sink.store.flush()
             self.sink.store.after_first_pass(rows)
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
+    def quiet(self) -> Quiet:
         """What happens inside is the recorder's own."""
-        before, self.busy = self.busy, True
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.busy = before
+        return Quiet(self)
 
     # --- context
 
@@ -292,8 +304,8 @@ class Recorder:
         kind = type(frame.module).__name__
 
         def take(tensor: torch.Tensor) -> torch.Tensor:
-            site = Site(module=frame.path, port=next(names), call=frame.call)
-            return self.sink.take(site, tensor, kind, record=wanted)
+            place = Place(frame.path, next(names), frame.call)
+            return self.sink.take(place, tensor, kind, record=wanted)
 
         new_args, new_kwargs = mapped(args, take), mapped(kwargs, take)
         if (frame.recorded or self._tapped(frame.path)) and self.plan is not None and self.plan.replay:
@@ -326,8 +338,8 @@ class Recorder:
         kind = type(frame.module).__name__
 
         def take(tensor: torch.Tensor) -> torch.Tensor:
-            site = Site(module=frame.path, port=next(names), call=frame.call)
-            return self.sink.take(site, tensor, kind, record=wanted)
+            place = Place(frame.path, next(names), frame.call)
+            return self.sink.take(place, tensor, kind, record=wanted)
 
         changed = mapped(output, take)
         return None if changed is output else changed
@@ -382,10 +394,10 @@ class Recorder:
         wanted = self._ports(module)
         with self.quiet():
             for port, tensor in enumerate(inputs):
-                site = Site(module=module, port=f"in{port}", call=call)
-                self.sink.take(site, tensor, "step", record=wanted, chosen=chosen)
+                place = Place(module, f"in{port}", call)
+                self.sink.take(place, tensor, "step", record=wanted, chosen=chosen)
             edited = []
             for port, tensor in enumerate(outputs):
-                site = Site(module=module, port=f"out{port}", call=call)
-                edited.append(self.sink.take(site, tensor, "step", record=wanted, chosen=chosen))
+                place = Place(module, f"out{port}", call)
+                edited.append(self.sink.take(place, tensor, "step", record=wanted, chosen=chosen))
         return tuple(edited)

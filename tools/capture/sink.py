@@ -1,4 +1,4 @@
-"""Takes one tensor at a site: finds its token rows, records a copy, makes the edits of the site."""
+"""Takes one tensor at a site: finds its token rows, records them, makes the edits of the site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from samebits.tools.capture.tensors import dtype_name
 
 if TYPE_CHECKING:
     from samebits.tools.capture.passes import Chosen, Pass
-    from samebits.tools.schema.sites import CapturePlan, Edit, Site
+    from samebits.tools.capture.places import Place
+    from samebits.tools.schema.sites import CapturePlan, Edit
 
 WHOLE_LIMIT = 64 << 20
 """Bytes: a tensor without token rows above this (a KV cache) is listed, not digested. Weights are digested once."""
@@ -44,7 +45,7 @@ class Sink:
 
     def take(
         self,
-        site: Site,
+        place: Place,
         tensor: torch.Tensor,
         producer: str,
         *,
@@ -64,15 +65,15 @@ class Sink:
         """
         assert self.running is not None
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-            self.untapped[str(site)] = f"a {tensor.layout} tensor on {tensor.device.type}"
+            self.untapped[str(place.site)] = f"a {tensor.layout} tensor on {tensor.device.type}"
             return tensor
-        entry = self.store.entries.get(site)
+        entry = self.store.entries.get(place)
         layout = self._layout(tensor, None if entry is None else entry.layout, chosen)
         if chosen is None:
             chosen = self.running.head if layout is not None and layout.head else self.running.all
         if record and self.plan is not None:
-            self._record(site, tensor, producer, layout, chosen)
-        pending = self.edits.at(site)
+            self._record(place, tensor, producer, layout, chosen)
+        pending = self.edits.at(place)
         return apply(pending, tensor, layout, chosen, in_place=in_place) if pending else tensor
 
     def _layout(self, tensor: torch.Tensor, like: Layout | None, chosen: Chosen | None) -> Layout | None:
@@ -83,50 +84,51 @@ class Sink:
             return None
         return find(tuple(tensor.shape), self.running.grid, like)
 
-    def _record(self, site: Site, tensor: torch.Tensor, producer: str, layout: Layout | None, chosen: Chosen) -> None:
+    def _record(self, place: Place, tensor: torch.Tensor, producer: str, layout: Layout | None, chosen: Chosen) -> None:
         assert self.running is not None
         order = self.running.tick()
         if layout is None:
-            self._whole(site, order, tensor, producer)
+            self._whole(place, order, tensor, producer)
             return
         if not len(chosen.kept_keys):
             return
-        self.store.reserve(len(chosen.kept_keys) * (tensor.nbytes // max(1, len(chosen.keys)) + 16), str(site))
-        entry = self._entry(site, order, tensor, producer)
+        width = tensor.nbytes // max(1, len(chosen.keys)) if self.store.keep_values else 0
+        self.store.reserve(len(chosen.kept_keys) * (width + 16), place)
+        entry = self._entry(place, order, tensor, producer)
         rows = chosen.pick(layout.rows(tensor))
         self.store.add_rows(entry, chosen, layout, rows)
-        bounds = self._parts.get((site.module, site.port), ()) if not site.op else ()
+        bounds = self._parts.get((place.module, place.port), ()) if not place.op else ()
         for first, last in pairwise(bounds):
-            part = site.model_copy(update={"port": f"{site.port}[{first}:{last}]"})
-            self.store.add_rows(
-                self._entry(part, order, tensor, producer), chosen, layout, rows[:, first:last].contiguous()
-            )
+            part = place._replace(port=f"{place.port}[{first}:{last}]")
+            self.store.add_rows(self._entry(part, order, tensor, producer), chosen, layout, rows[:, first:last])
 
-    def _entry(self, site: Site, order: int, tensor: torch.Tensor, producer: str) -> Entry:
-        entry = self.store.entries.get(site)
+    def _entry(self, place: Place, order: int, tensor: torch.Tensor, producer: str) -> Entry:
+        entry = self.store.entries.get(place)
         if entry is None:
             shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-            entry = self.store.entries[site] = Entry(site, order, producer, dtype_name(tensor.dtype), shape, strides)
+            entry = self.store.entries[place] = Entry(
+                place.site, order, producer, dtype_name(tensor.dtype), shape, strides
+            )
         return entry
 
-    def _whole(self, site: Site, order: int, tensor: torch.Tensor, producer: str) -> None:
+    def _whole(self, place: Place, order: int, tensor: torch.Tensor, producer: str) -> None:
         weight = tensor.numel() > 0 and tensor.untyped_storage().data_ptr() in self._weights
         if tensor.nbytes > WHOLE_LIMIT and not weight:
-            self.untapped[str(site)] = (
+            self.untapped[str(place.site)] = (
                 f"{tensor.nbytes / 2**20:.0f} MiB without token rows (a cache?), shape {tuple(tensor.shape)}"
             )
             return
-        self.store.reserve(16 + (tensor.nbytes if self.store.keep_values else 0), str(site))
-        entry = self._entry(site, order, tensor, producer)
+        self.store.reserve(16 + (tensor.nbytes if self.store.keep_values else 0), place)
+        entry = self._entry(place, order, tensor, producer)
         key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype) if weight else None
         known = self._weight_digests.get(key) if key is not None else None
         digest = self.store.add_whole(entry, tensor, known)
         if key is not None:
             self._weight_digests[key] = digest
 
-    def take_text(self, site: Site, text: str, producer: str) -> None:
+    def take_text(self, place: Place, text: str, producer: str) -> None:
         """Record the non-tensor arguments of a call: a whole tap of UTF-8 bytes."""
         if self.plan is None or self.running is None:
             return
         data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        self._whole(site, self.running.tick(), data, producer)
+        self._whole(place, self.running.tick(), data, producer)

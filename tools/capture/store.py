@@ -1,8 +1,9 @@
 """What a capture holds while it runs: per site the digests (and values) of its rows, pass after pass, under a byte
 budget.
 
-Digests are computed in batches: copies of rows of equal length wait until enough of them are there, since one launch
-per tap would cost more than the model. Values go to CPU memory as they are.
+The first step of a digest reads the rows at once, where they are, and leaves a few sums per row; the second step folds
+the sums of many taps together, since its launches per tap would cost more than a small model. Values are copied to CPU
+memory.
 
 Legend: K rows taken at one site in one pass, C columns.
 """
@@ -14,16 +15,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.tools.diff.digest import digest_rows, digest_whole, raw_bytes
+from samebits.tools.capture.tensors import private
+from samebits.tools.diff.digest import digest_whole, fold, lane_sums, raw_bytes
 from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
     from samebits.tools.capture.layout import Layout
     from samebits.tools.capture.passes import Chosen
+    from samebits.tools.capture.places import Place
     from samebits.tools.schema.sites import Site
 
-WAITING_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
-"""Copies that may wait for their digest."""
+WAITING_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+"""Sums that may wait."""
 
 
 @dataclass(slots=True)
@@ -65,20 +68,21 @@ class Store:
     budget: int
     expected_rows: int | None = None
     """Token rows that the whole run will compute, when known: then the first pass tells the size of the whole."""
-    entries: dict[Site, Entry] = field(default_factory=dict)
+    entries: dict[Place, Entry] = field(default_factory=dict)
     held: int = 0
-    """Bytes of all digests, values and copies that wait."""
-    _waiting: list[tuple[Chunk, torch.Tensor]] = field(default_factory=list)
+    """Bytes of all digests and values."""
+    _waiting: list[tuple[Chunk, torch.Tensor, int]] = field(default_factory=list)
+    """Lane sums that wait to be folded, with the bytes per row."""
     _waiting_bytes: int = 0
 
-    def reserve(self, count: int, what: str) -> None:
+    def reserve(self, count: int, place: Place) -> None:
         """Refuse before the memory is taken.
 
         Raises:
             UserError: the budget would be exceeded.
         """
         if self.held + count > self.budget:
-            raise self.refusal(self.held + count, f"already reached at {what}")
+            raise self.refusal(self.held + count, f"already reached at {place.site}")
 
     def refusal(self, size: int, how: str) -> UserError:
         """The one error of a capture over its budget."""
@@ -89,17 +93,23 @@ class Store:
         )
 
     def add_rows(self, entry: Entry, chosen: Chosen, layout: Layout, rows_KC: torch.Tensor) -> None:
-        """Take over a private copy of rows."""
+        """Digest rows now, so that what the model writes later does not reach the digest; copy them when stored.
+
+        Args:
+            rows_KC: the kept rows; may share memory with the model.
+        """
         if entry.layout is None or (layout.sure and not entry.layout.sure):
             entry.layout = layout
         chunk = Chunk(chosen, layout, rows_KC.shape[1])
         entry.chunks.append(chunk)
-        size = rows_KC.nbytes
+        bytes_KB = raw_bytes(rows_KC)
         self.held += 16 * len(rows_KC)
         if self.keep_values:
-            self.held += size
-        self._waiting.append((chunk, rows_KC))
-        self._waiting_bytes += size
+            self.held += rows_KC.nbytes
+            chunk.value = private(rows_KC)
+        sums = lane_sums(bytes_KB)
+        self._waiting.append((chunk, sums, bytes_KB.shape[1]))
+        self._waiting_bytes += sums.nbytes
         if self._waiting_bytes > WAITING_BYTES.get(rows_KC.device.type, 8 << 20):
             self.flush()
 
@@ -114,17 +124,15 @@ class Store:
         return known
 
     def flush(self) -> None:
-        """Digest what waits, values to CPU."""
+        """Fold the sums that wait, those of rows of equal length together."""
         groups: dict[tuple[torch.device, int], list[tuple[Chunk, torch.Tensor]]] = {}
-        for chunk, rows_KC in self._waiting:
-            groups.setdefault((rows_KC.device, rows_KC.shape[1] * rows_KC.element_size()), []).append((chunk, rows_KC))
-        for group in groups.values():
-            bytes_KB = [raw_bytes(rows_KC) for _, rows_KC in group]
-            digests = digest_rows(bytes_KB[0] if len(bytes_KB) == 1 else torch.cat(bytes_KB))
-            for (chunk, rows_KC), part in zip(group, torch.split(digests, [len(b) for b in bytes_KB]), strict=True):
+        for chunk, sums, length in self._waiting:
+            groups.setdefault((sums.device, length), []).append((chunk, sums))
+        for (_, length), group in groups.items():
+            parts = [sums for _, sums in group]
+            digests = fold(parts[0] if len(parts) == 1 else torch.cat(parts), length)
+            for (chunk, _), part in zip(group, torch.split(digests, [len(sums) for sums in parts]), strict=True):
                 chunk.digests = part
-                if self.keep_values:
-                    chunk.value = rows_KC.to("cpu")
         self._waiting.clear()
         self._waiting_bytes = 0
 

@@ -34,6 +34,11 @@ def copy_strided(tensor: torch.Tensor) -> torch.Tensor:
     return memory.as_strided(plain.shape, plain.stride(), 0)
 
 
+def private(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy in CPU memory that nobody else holds."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """(name, tensor) of every tensor in nested tuples, lists, dicts and dataclass-like outputs, in order.
 

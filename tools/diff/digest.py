@@ -28,8 +28,8 @@ import torch
 SEGMENT = 8192
 LANES = 24
 _WORDS = LANES // 2
-_BLOCK = 1 << 15
-"""Segments per step: bounds the temporary memory of the second stage (a few MiB)."""
+_BLOCK = {"cpu": 1 << 12, "cuda": 1 << 20}
+"""Segments folded at a time: on CPU the temporary memory of the second step stays in cache."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -65,14 +65,21 @@ def _word_keys(words: int, device: torch.device) -> tuple[torch.Tensor, torch.Te
     return place, first | 1, second | 1
 
 
-def _sums(bytes_RB: torch.Tensor) -> torch.Tensor:
-    """int32 [R, segments * LANES]: first step. The input is contiguous int8."""
+def lane_sums(bytes_RB: torch.Tensor) -> torch.Tensor:
+    """First step.
+
+    Args:
+        bytes_RB: int8 [R, B], as raw_bytes gives them.
+
+    Returns:
+        int32 [R, segments * LANES]: small, and independent of what is later written into the input's memory.
+    """
     rows, length = bytes_RB.shape
     keys = byte_keys(bytes_RB.device)
     if bytes_RB.is_cuda:
-        from samebits.tools.diff.digest_triton import lane_sums
+        from samebits.tools.diff import digest_triton
 
-        return lane_sums(bytes_RB, keys)
+        return digest_triton.lane_sums(bytes_RB, keys)
     parts = []
     for start in range(0, length, SEGMENT):
         segment = bytes_RB[:, start : start + SEGMENT].contiguous()
@@ -82,16 +89,24 @@ def _sums(bytes_RB: torch.Tensor) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _fold(sums: torch.Tensor, length: int) -> torch.Tensor:
-    """int64 [R, 2]: second step."""
+def fold(sums: torch.Tensor, length: int) -> torch.Tensor:
+    """Second step: int64 [R, 2] from int32 [R, segments * LANES] of rows of `length` bytes each."""
+    step = max(1, _BLOCK.get(sums.device.type, 1 << 12) * LANES // max(LANES, sums.shape[1]))
+    parts = [_fold_block(block, length) for block in torch.split(sums, step)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _fold_block(sums: torch.Tensor, length: int) -> torch.Tensor:
     words_RW = sums.view(torch.int64) if sums.shape[1] else sums.to(torch.int64)
     place, first, second = _word_keys(words_RW.shape[1], words_RW.device)
     mixed = words_RW + place
+    halves = mixed.view(torch.int32).view(*mixed.shape, 2)
     for multiplier in (_M1, _M2):
-        mixed = mixed * _signed(multiplier)
-        mixed = mixed ^ _shifted(mixed, 32)
-    folded = torch.stack([(mixed * first).sum(1), (mixed * second).sum(1)], dim=1)
-    folded = folded + _signed(length * _GOLDEN)
+        mixed.mul_(_signed(multiplier))
+        halves[..., 0] ^= halves[..., 1]  # word ^= word >> 32; little-endian
+    product = mixed * first
+    folded = torch.stack([product.sum(1), torch.mul(mixed, second, out=product).sum(1)], dim=1)
+    folded += _signed(length * _GOLDEN)
     folded = (folded ^ _shifted(folded, 29)) * _signed(_M1)
     return folded ^ _shifted(folded, 32)
 
@@ -127,12 +142,7 @@ def digest_rows(rows_RC: torch.Tensor) -> torch.Tensor:
     """
     with torch.no_grad():
         bytes_RB = raw_bytes(rows_RC)
-        length = bytes_RB.shape[1]
-        step = max(1, _BLOCK // max(1, -(-length // SEGMENT)))
-        if bytes_RB.is_cuda:
-            step = max(1, len(bytes_RB)) if bytes_RB.numel() < 1 << 30 else step
-        parts = [_fold(_sums(block), length) for block in torch.split(bytes_RB, step)] if len(bytes_RB) else []
-    return torch.cat(parts) if parts else torch.zeros(0, 2, dtype=torch.int64, device=rows_RC.device)
+        return fold(lane_sums(bytes_RB), bytes_RB.shape[1])
 
 
 def digest_whole(tensor: torch.Tensor) -> torch.Tensor:

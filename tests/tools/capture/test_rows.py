@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from samebits.tools.align.taps import Taps
-from samebits.tools.capture.passes import Chosen
+from samebits.tools.capture import store
 from samebits.tools.capture.recorder import Recorder
 from samebits.tools.diff.bits import digest_rows
 from samebits.tools.schema.artifacts.capture import CaptureManifest
@@ -103,17 +103,32 @@ def test_inputs_and_outputs_are_copied_when_they_are_taken(runs: Runs, tmp_path:
     assert not torch.equal(went, came)
 
 
-def test_a_reference_in_place_of_a_copy_is_caught(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def values_that_are_not_their_digest(runs: Runs) -> set[str]:
+    with Recorder(runs.model, runs, CapturePlan(store="tensors")) as recorder:
+        WAYS["engine"](runs)
+    out = set()
+    for entry in recorder.sink.store.entries.values():
+        for chunk in entry.chunks:
+            assert chunk.value is not None
+            if not torch.equal(digest_rows(chunk.value), chunk.digests):
+                out.add(str(entry.site))
+    return out
+
+
+def test_a_reference_in_place_of_a_copy_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control (the classic capture fault): an alias shows what a later in-place write left there."""
+    assert values_that_are_not_their_digest(runs) == set()
+    monkeypatch.setattr(store, "private", lambda rows: rows.detach())
+    assert values_that_are_not_their_digest(runs) == {"layers.0.norm:in0", "layers.1.norm:in0"}
+
+
+def test_a_digest_taken_too_late_is_caught(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: rows kept by reference and digested at the end of the run."""
     sound = digests(record(runs, "engine", tmp_path / "sound", CapturePlan()))
-
-    def alias(self: Chosen, rows: torch.Tensor) -> torch.Tensor:
-        return rows.detach()
-
-    monkeypatch.setattr(Chosen, "pick", alias)
+    monkeypatch.setattr(store, "lane_sums", lambda rows: rows)
+    monkeypatch.setattr(store, "fold", lambda rows, length: digest_rows(rows))
     faulty = digests(record(runs, "engine", tmp_path / "faulty", CapturePlan()))
-    differing = {site for site in sound if sound[site] != faulty[site]}
-    assert differing == {"layers.0.norm:in0", "layers.1.norm:in0"}
+    assert {site for site in sound if sound[site] != faulty[site]} == {"layers.0.norm:in0", "layers.1.norm:in0"}
 
 
 def test_a_shared_module_has_one_site_per_call(runs: Runs, tmp_path: Path) -> None:

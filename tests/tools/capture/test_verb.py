@@ -112,9 +112,9 @@ def test_a_capture_that_disturbs_the_run_says_so_first(
     """Negative control: a recorder that hands on another tensor than it was given."""
     take = Sink.take
 
-    def disturbing(self: Sink, site: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        out = take(self, site, tensor, *args, **kwargs)
-        return out * 1.0001 if str(site) == "model.norm:out0" else out
+    def disturbing(self: Sink, place: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out = take(self, place, tensor, *args, **kwargs)
+        return out * 1.0001 if str(place.site) == "model.norm:out0" else out
 
     monkeypatch.setattr(Sink, "take", disturbing)
     result = capture(models, tmp_path)

@@ -195,11 +195,11 @@ def test_the_kernel_gives_the_same_lane_sums() -> None:
     """The CUDA kernel, run by Triton's interpreter: the interpreter must be chosen before Triton is imported."""
     code = """
 import torch
-from samebits.tools.diff.digest import _sums, byte_keys
-from samebits.tools.diff.digest_triton import lane_sums
+from samebits.tools.diff import digest, digest_triton
 for rows, length in ((1, 1), (3, 130), (17, 256), (2, 8192 + 5)):
     data = torch.randint(-128, 128, (rows, length), dtype=torch.int8)
-    assert torch.equal(lane_sums(data, byte_keys(data.device)), _sums(data)), (rows, length)
+    sums = digest_triton.lane_sums(data, digest.byte_keys(data.device))
+    assert torch.equal(sums, digest.lane_sums(data)), (rows, length)
 print("same")
 """
     done = subprocess.run(
