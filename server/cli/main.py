@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -155,6 +156,9 @@ def main() -> None:
     """Entry point: a user's mistake is one line on stderr and exit code 2."""
     from pydantic import ValidationError
 
+    # TERM (a closed terminal, a CI time-out) ends the job like Ctrl-C does: nothing is left running.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         app()
     except UserError as error:

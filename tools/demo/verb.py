@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from samebits.tools.schema.artifacts.gap import GapStats
     from samebits.tools.schema.requests import DemoRequest
 
-SPLIT = "VLLM_CPU_ATTN_SPLIT_KV"
-
 
 @dataclass(slots=True)
 class Story:
@@ -58,13 +56,17 @@ class Story:
         self.job.emit("demo", f"{number}. {title}: {text}", number, 7)
 
 
-def experiment_for(model: Path, device: str, *, split: bool, kernels: str = "none") -> Experiment:
-    """The demo's experiment. On CPU the engine is eager: its operators can then be tapped one by one."""
-    env = {SPLIT: "1" if split else "0"} if device == "cpu" else {}
+def experiment_for(model: Path, device: str, switches: dict[str, str], kernels: str = "none") -> Experiment:
+    """The demo's experiment. The engine is eager: its operators can then be tapped one by one.
+
+    Args:
+        switches: environment of both sides that takes an engine's own inconsistencies away.
+    """
+    trainer = {"kernels": "vllm", "layout": "packed", "micro_batch": 64, "logprob": "log_softmax"} if kernels == "vllm" else {}
     return Experiment.model_validate({
         "device": device,
-        "rollout": Rollout(model=str(model), eager=True, max_model_len=512, env=env, engine={"max_num_batched_tokens": 8192}),
-        "trainer": Trainer(kernels="vllm", layout="packed", micro_batch=64, logprob="log_softmax") if kernels == "vllm" else Trainer(),
+        "rollout": Rollout(model=str(model), eager=True, max_model_len=512, env=switches, engine={"max_num_batched_tokens": 8192}),
+        "trainer": Trainer.model_validate(trainer | {"env": switches}),
         "workload": Workload(prompts=32, prompt_tokens=(3, 200), new_tokens=32),
     })
 
@@ -73,14 +75,13 @@ def run_demo(request: DemoRequest, job: Job) -> Result:
     """Carry out the seven steps; the verdict is exact only if every step saw what it must."""
     device = device_of(Experiment(device=request.device))
     model = write_tiny(job.folder / "model", request.family)
-    stock = experiment_for(model, device, split=True)
+    stock = experiment_for(model, device, {})
     story = Story(job, stock)
     gap, before = _gap(story, stock)
-    named = _against_itself(story, stock) if device == "cpu" else True
-    plain = experiment_for(model, device, split=False)
-    work = _work_list(story, plain)
+    named, switches = _against_itself(story, stock)
+    work = _work_list(story, experiment_for(model, device, switches))
     cut = _repro(story, work[1])
-    closed = experiment_for(model, device, split=False, kernels="vllm")
+    closed = experiment_for(model, device, switches, kernels="vllm")
     proven = exact_and_update(story.part("exact"), closed)
     story.tell(
         "vLLM's own operators in the trainer", f"{len(proven.replaced)} modules replaced, backward in plain PyTorch", proven.exact
@@ -103,16 +104,17 @@ def _gap(story: Story, experiment: Experiment) -> tuple[GapReport, list[float]]:
     return gap, differences_N.tolist()
 
 
-def _against_itself(story: Story, experiment: Experiment) -> bool:
+def _against_itself(story: Story, experiment: Experiment) -> tuple[bool, dict[str, str]]:
     part = story.part("itself")
     run_diff(DiffRequest(experiment=experiment, rollout=str(story.job.folder / "measure" / "rollout"), against="batch"), part)
     found = artifact.read(part.folder / "divergence", DivergenceManifest)
+    switches = {name: value for item in found.work for name, value in item.cause.switch.items()}
     if not found.work:
-        story.tell("the rollout side against itself, each sequence alone", "equal here: this machine does not split the keys", found.gap)
-        return False
-    item = found.work[0]
-    story.tell("the rollout side is not equal to itself at a batch of one", f"first operator: {item.kind} {item.between}; {item.cause.why}", found.gap)
-    return item.cause.name == "order_batch" and found.unexplained.exact
+        story.tell("the rollout side against itself, each sequence alone", "equal here: nothing to switch off", found.gap)
+        return found.gap.exact, switches
+    named = "; then ".join(f"{item.kind} {item.between}: {item.cause.why}" for item in found.work)
+    story.tell("the rollout side is not equal to itself at a batch of one", named, found.gap)
+    return found.unexplained.exact, switches
 
 
 def _work_list(story: Story, experiment: Experiment) -> tuple[DivergenceManifest, Path]:
@@ -121,7 +123,7 @@ def _work_list(story: Story, experiment: Experiment) -> tuple[DivergenceManifest
     found = artifact.read(part.folder / "divergence", DivergenceManifest)
     kinds = ", ".join(dict.fromkeys(item.kind for item in found.work))
     left = "with all put right every logprob is equal" if found.unexplained.exact else f"{found.unexplained.nonzero} tokens stay unexplained"
-    story.tell("split off: the operators that differ by themselves", f"{len(found.work)} on the list ({kinds}), each proven by putting it right; {left}", found.gap)
+    story.tell("those switched off: the operators that differ between the sides", f"{len(found.work)} on the list ({kinds}), each proven by putting it right; {left}", found.gap)
     return found, part.folder / "divergence"
 
 

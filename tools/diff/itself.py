@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from samebits.tools.diff import report
 from samebits.tools.diff.asking import Asker
 from samebits.tools.diff.kinds import kind_of
 from samebits.tools.diff.rows import by_bits, by_digest
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.tools.align.taps import Taps
-    from samebits.tools.diff.triggers import Trigger
     from samebits.tools.job.job import Job
     from samebits.tools.schema.artifacts.gap import GapStats
     from samebits.tools.schema.requests import DiffRequest
@@ -47,31 +47,86 @@ WAYS: dict[str, tuple[How, str]] = {
 
 
 def diff_itself(request: DiffRequest, job: Job) -> Result:
-    """Localise the first operator whose inputs are equal and output is not, between the plain way and another."""
+    """Localise every operator whose inputs are equal and output is not, between the plain way and another.
+
+    Where a known trigger takes the difference of an operator away, the search goes on with that trigger off, until the two ways agree
+    or nothing more can be named.
+    """
     how, words = WAYS[request.against]
-    with ExitStack() as stack:
-        engine = stack.enter_context(job.open_side("rollout", request.experiment))
-        rollout = obtain(request.rollout, request.experiment, engine, job)
-        asker = Asker(job, rollout, {"rollout": engine})
-        data = rollout_store.read(rollout)
-        if not bool(data.valid_N.any()):
-            raise UserError("the rollout", "no valid token", "check its mask")
-        plain = asker.score("rollout", "plain", CapturePlan())
-        other = asker.score("rollout", request.against, CapturePlan(), how=how)
-        gap = stats(plain.logprob_N, other.logprob_N, data.valid_N & other.scored_N)
-        taps = (plain.taps, other.taps)
-        shared = _shared(*taps)
-        if gap.exact:
-            return _finish(job, rollout, asker, Identical(compared=len(shared)), [], gap, gap, f"{words}: {gap.tokens} logprobs equal to the bit")
-        first = _first(shared, *taps)
-        if first is None:
-            reason = "no module has equal inputs and another output: the difference is in what was not tapped"
-            return _finish(job, rollout, asker, Incomparable(reason=reason), [], gap, gap, f"{words}: {gap.nonzero} logprobs differ, {reason}")
-        item = _item(asker, first, how, gap)
-    cause, rest = _switch(request, job, rollout, item.kind, how, gap)
-    item = item.model_copy(update={"cause": cause})
-    summary = f"{words}: {gap.nonzero} of {gap.tokens} logprobs differ (max {gap.max:.3g}); first operator: {item.kind} {item.between}; {cause.why}"
-    return _finish(job, rollout, asker, Diverged(first=item), [item], gap, rest, summary)
+    search = Search(request, job, how)
+    first_gap: GapStats | None = None
+    while len(search.work) < request.max_operators:
+        look = search.look()
+        first_gap = first_gap or look.gap
+        if look.first is None or not search.name(look):
+            break
+    assert first_gap is not None
+    return _finish(search, look, first_gap, words)
+
+
+@dataclass(slots=True)
+class Look:
+    """Both ways under the present switches."""
+
+    gap: GapStats
+    compared: int
+    first: Pair | None
+    item: WorkItem | None
+
+
+@dataclass(slots=True)
+class Search:
+    """What is known so far."""
+
+    request: DiffRequest
+    job: Job
+    how: How
+    rollout: Path | None = None
+    switches: dict[str, str] = field(default_factory=dict)
+    work: list[WorkItem] = field(default_factory=list)
+    passes: dict[str, int] = field(default_factory=dict)
+
+    def look(self, extra: dict[str, str] | None = None, site: Pair | None = None) -> Look:
+        """Run both ways with the switches so far (and `extra`); describe the first operator at fault unless only `site` is asked for."""
+        env = self.switches | (extra or {})
+        with self.job.open_side("rollout", self.request.experiment, env=env) as engine:
+            if self.rollout is None:
+                self.rollout = obtain(self.request.rollout, self.request.experiment, engine, self.job)
+            data = rollout_store.read(self.rollout)
+            if not bool(data.valid_N.any()):
+                raise UserError("the rollout", "no valid token", "check its mask")
+            asker = Asker(self.job, self.rollout, {"rollout": engine}, self.passes)
+            plain = asker.score("rollout", "plain", CapturePlan())
+            other = asker.score("rollout", self.request.against, CapturePlan(), how=self.how)
+            gap = stats(plain.logprob_N, other.logprob_N, data.valid_N & other.scored_N)
+            shared = _shared(plain.taps, other.taps)
+            first = None if gap.exact else _first(shared, plain.taps, other.taps)
+            if site is not None:
+                gone = not any(counted.differing for counted in by_digest([site], plain.taps, other.taps))
+                return Look(gap, len(shared), None if gone else site, None)
+            item = None if first is None else _item(asker, first, self.how, gap, len(self.work))
+        return Look(gap, len(shared), first, item)
+
+    def name(self, look: Look) -> bool:
+        """Put the item on the list with its cause; True when a trigger took its difference away and the search can go on."""
+        assert look.item is not None and look.first is not None
+        tried = []
+        for trigger in for_kind(look.item.kind, device_of(self.request.experiment)):
+            if (self.request.experiment.rollout.env | self.switches).get(trigger.variable) == trigger.off:
+                continue
+            self.job.emit("trigger", f"{trigger.variable}={trigger.off}")
+            after = self.look({trigger.variable: trigger.off}, look.first)
+            if after.first is None:
+                switch = {trigger.variable: trigger.off}
+                why = f"with {trigger.variable}={trigger.off} every row of {look.first.trainer} is equal both ways: {trigger.meaning}"
+                cause = Cause(name="order_batch", why=why, switch=switch, fingerprint=f"{look.item.bits.rows_differing} of {look.item.bits.rows} rows")
+                self.work.append(look.item.model_copy(update={"cause": cause}))
+                self.switches |= switch
+                return True
+            tried.append(f"{trigger.variable}={trigger.off} does not take it away")
+        why = "; ".join(tried) or f"no known trigger acts on {look.item.kind} here"
+        self.work.append(look.item.model_copy(update={"cause": Cause(name="unknown", why=why)}))
+        return False
 
 
 def _shared(one: Taps, two: Taps) -> list[Pair]:
@@ -93,7 +148,7 @@ def _first(shared: list[Pair], one: Taps, two: Taps) -> Pair | None:
     return None
 
 
-def _item(asker: Asker, first: Pair, how: How, gap: GapStats) -> WorkItem:
+def _item(asker: Asker, first: Pair, how: How, gap: GapStats, index: int) -> WorkItem:
     """Store the operators of the module at fault both ways, to see its bits and its kind."""
     module = first.trainer.module
     plan = CapturePlan(level="operator", modules=(module,), store="tensors")
@@ -102,53 +157,36 @@ def _item(asker: Asker, first: Pair, how: How, gap: GapStats) -> WorkItem:
     bits = by_bits(first, one, two)
     assert bits is not None, "a stored site can be compared"
     return WorkItem(
-        index=0, kind=kind_of(tap.site.op for tap in one.manifest.taps if tap.site.module == module and tap.site.op), rollout=(first.rollout,),
+        index=index, kind=kind_of(tap.site.op for tap in one.manifest.taps if tap.site.module == module and tap.site.op), rollout=(first.rollout,),
         trainer=(first.trainer,), between=module, inputs=(), bits=bits,
         proof=Proof(rollout_replay=None, trainer_replay=None, equal_until="not asked: one side only", returns=True),
         cause=Cause(name="unknown", why="no trigger was switched"), effect=gap,
     )
 
 
-def _switch(request: DiffRequest, job: Job, rollout: Path, kind: str, how: How, gap: GapStats) -> tuple[Cause, GapStats]:
-    """Run both ways again with each trigger's mechanism taken away; the cause is named only if the difference follows."""
-    tried: list[str] = []
-    for trigger in for_kind(kind, device_of(request.experiment)):
-        if request.experiment.rollout.env.get(trigger.variable) == trigger.off:
-            continue
-        job.emit("trigger", f"{trigger.variable}={trigger.off}")
-        rest = _with(trigger, request, job, rollout, how)
-        if rest.exact:
-            why = f"with {trigger.variable}={trigger.off} all {rest.tokens} logprobs are equal: {trigger.meaning}"
-            return Cause(name="order_batch", why=why, fingerprint=f"{gap.nonzero} of {gap.tokens} tokens"), rest
-        tried.append(f"{trigger.variable}={trigger.off} leaves {rest.nonzero}")
-    return Cause(name="unknown", why="; ".join(tried) or f"no known trigger acts on {kind} here"), gap
-
-
-def _with(trigger: Trigger, request: DiffRequest, job: Job, rollout: Path, how: How) -> GapStats:
-    data = rollout_store.read(rollout)
-    with job.open_side("rollout", request.experiment, env={trigger.variable: trigger.off}) as engine:
-        asker = Asker(job, rollout, {"rollout": engine})
-        plain = asker.score("rollout", "switched-plain")
-        other = asker.score("rollout", "switched-other", how=how)
-    return stats(plain.logprob_N, other.logprob_N, data.valid_N & other.scored_N)
-
-
-def _finish(
-    job: Job, rollout: Path, asker: Asker, outcome: Identical | Diverged | Incomparable, work: list[WorkItem], gap: GapStats, rest: GapStats,
-    summary: str,
-) -> Result:
-    from samebits.tools.diff import report
-
-    folder = job.new("divergence")
-    compared = outcome.compared if isinstance(outcome, Identical) else 0
+def _finish(search: Search, look: Look, gap: GapStats, words: str) -> Result:
+    outcome: Identical | Diverged | Incomparable
+    if search.work:
+        outcome = Diverged(first=search.work[0])
+        named = "; then ".join(f"{item.kind} {item.between}: {item.cause.why}" for item in search.work)
+        end = "with these switches all logprobs are equal" if look.gap.exact else f"{look.gap.nonzero} logprobs stay unexplained"
+        summary = f"{words}: {gap.nonzero} of {gap.tokens} logprobs differ (max {gap.max:.3g}); {named}; {end}"
+    elif gap.exact:
+        outcome, summary = Identical(compared=look.compared), f"{words}: {gap.tokens} logprobs equal to the bit"
+    else:
+        reason = "no module has equal inputs and another output: the difference is in what was not tapped"
+        outcome, summary = Incomparable(reason=reason), f"{words}: {gap.nonzero} logprobs differ, {reason}"
+    assert search.rollout is not None
+    folder = search.job.new("divergence")
     artifact.write(
         folder,
         DivergenceManifest(
-            outcome=outcome, work=tuple(work), gap=gap, unexplained=rest, compared=compared, not_compared=(), passes=asker.passes,
-            made_from={"rollout": artifact.identity(rollout)},
+            outcome=outcome, work=tuple(search.work), gap=gap, unexplained=look.gap, compared=look.compared, not_compared=(),
+            passes=search.passes, made_from={"rollout": artifact.identity(search.rollout)},
         ),
     )
     verdict = {"identical": "equal", "diverged": "differs", "incomparable": "unjudged"}[outcome.status]
     return Result.model_validate({
-        "verdict": verdict, "summary": summary, "ids": {"divergence": folder.name, "rollout": str(rollout)}, "rows": report.rows(work), "total": len(work),
+        "verdict": verdict, "summary": summary, "ids": {"divergence": folder.name, "rollout": str(search.rollout)},
+        "rows": report.rows(search.work), "total": len(search.work),
     })

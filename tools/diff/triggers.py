@@ -23,6 +23,10 @@ class Trigger:
 
 TRIGGERS = (
     Trigger(
+        "cpu", "linear", "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16",
+        "on CPUs with AMX the bfloat16 matrix products of one row and of several rows add in another order; without AMX tiles they agree",
+    ),
+    Trigger(
         "cpu", "attention", "VLLM_CPU_ATTN_SPLIT_KV", "0",
         "the CPU attention kernel splits the keys over threads when few sequences are in flight, and adds the parts in another order",
     ),

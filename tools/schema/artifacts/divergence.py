@@ -66,6 +66,8 @@ class Cause(Model):
     ]
     why: str
     """The plain PyTorch arithmetic that gives the other side's bits, or the trigger that was switched."""
+    switch: dict[str, str] = {}
+    """Environment of the side with which the difference is gone, when a trigger was switched."""
     fingerprint: str = ""
     """Density and size of the differing elements, in words."""
 
