@@ -11,6 +11,7 @@ from typing import Any
 
 OPERATORS = {
     "attention": "samebits.kernels.ops.attention",
+    "attention_varlen": "samebits.kernels.ops.attention_varlen",
     "embedding": "samebits.kernels.ops.embedding",
     "linear": "samebits.kernels.ops.linear",
     "logprob": "samebits.kernels.ops.logprob",

@@ -1,0 +1,199 @@
+"""Bits and accuracy of linear and attention on this GPU: python benchmarks/conform.py --out FILE [--fa3 LIBRARY]
+
+Every line is a number of differing elements, which must be 0, or a ratio of errors. FlashAttention 3 stands beside for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from samebits.kernels.ops.attention import inputs as attention_inputs
+from samebits.kernels.ops.attention.contract import contract as attention_contract
+from samebits.kernels.ops.attention.op import attention
+from samebits.kernels.ops.attention.reference import reference as attention_reference
+from samebits.kernels.ops.attention.replaced import replaced as attention_replaced
+from samebits.kernels.ops.attention_varlen import inputs as varlen_inputs
+from samebits.kernels.ops.attention_varlen.contract import contract as varlen_contract
+from samebits.kernels.ops.attention_varlen.op import attention_varlen
+from samebits.kernels.ops.attention_varlen.reference import reference as varlen_reference
+from samebits.kernels.ops.attention_varlen.replaced import replaced as varlen_replaced
+from samebits.kernels.ops.linear import inputs as linear_inputs
+from samebits.kernels.ops.linear.contract import contract as linear_contract
+from samebits.kernels.ops.linear.op import linear
+from samebits.kernels.ops.linear.reference import reference as linear_reference
+from samebits.kernels.ops.linear.replaced import replaced as linear_replaced
+from samebits.kernels.ops.rows import RowGroup
+from torch import Tensor
+from torch.nn import functional
+
+import fa3
+
+CUDA = torch.device("cuda")
+DENSE, LARGEST = 300, 8192
+Rows = list[dict[str, Any]]
+
+
+def differing(a: Tensor, b: Tensor) -> int:
+    """Elements with unequal bits."""
+    kind = torch.int32 if a.element_size() == 4 else torch.int16
+    return int((a.contiguous().view(kind) != b.contiguous().view(kind)).sum())
+
+
+def linear_bits(rows: Rows) -> None:
+    """M of 1 to 300, then edges to 8192; row positions; neighbours."""
+    edges = sorted({e + s for p in range(9, 14) for e in (1 << p,) for s in (-1, 0, 1) if e + s <= LARGEST})
+    for shape in linear_inputs.SHAPES:
+        args = linear_inputs.draw(shape, LARGEST, torch.bfloat16, CUDA, 1, False)
+        x, weight, bias = args["x"], args["weight"], args["bias"]
+        truth = linear_contract(x, weight, bias)
+        found = sum(differing(linear(x[:m], weight, bias), truth[:m]) for m in [*range(1, DENSE + 1), *edges])
+        moved = beside = 0
+        for m in (2, 3, 17, 64, 130, 600):
+            for shift in (1, m // 2, m - 1):
+                moved += differing(linear(x[:m].roll(shift, 0), weight, bias), truth[:m].roll(shift, 0))
+            for value in (float("nan"), float("inf"), 1e38):
+                flood = torch.full_like(x[:m], value)
+                flood[m // 2] = x[m // 2]
+                beside += differing(linear(flood, weight, bias)[m // 2], truth[m // 2])
+        name = f"{shape['n']}x{shape['k']}{' bias' if bias is not None else ''}"
+        rows.append({"op": "linear", "case": name, "sweep of M": found, "positions": moved, "neighbours": beside})
+        print(rows[-1], flush=True)
+        del truth
+
+
+def groups_bits(groups: Iterator[RowGroup], op: Callable[..., Tensor]) -> dict[str, int]:
+    """Differing elements of each group of calls whose shared rows must have equal bits."""
+    found = {}
+    for group in groups:
+        known: Tensor | None = None
+        seen = torch.zeros(0, dtype=torch.bool, device=CUDA)
+        count = 0
+        for call in group.calls:
+            out = op(**call.args)
+            shared = torch.tensor([i for i, p in enumerate(call.rows) if p is not None], device=CUDA)
+            rows = out[torch.tensor([p for p in call.rows if p is not None], device=CUDA)]
+            if known is None:
+                known = out.new_zeros((len(call.rows), *out.shape[1:]))
+                seen = torch.zeros(len(call.rows), dtype=torch.bool, device=CUDA)
+            again = seen[shared]
+            count += differing(rows[again], known[shared[again]])
+            known[shared[~again]] = rows[~again]
+            seen[shared] = True
+        found[group.name] = count
+    return found
+
+
+def attention_bits(rows: Rows) -> None:
+    """Cases against the contract, then companies, batch sizes and paths, paged and varlen."""
+    for name, inputs, op, contract in (
+        ("attention", attention_inputs, attention, attention_contract),
+        ("attention_varlen", varlen_inputs, attention_varlen, varlen_contract),
+    ):
+        for shape in inputs.SHAPES:  # type: ignore[attr-defined]
+            where = (shape, torch.bfloat16, CUDA, False)
+            cases = inputs.cases(*where)  # type: ignore[attr-defined]
+            row: dict[str, Any] = {"op": name, "case": str(dict(shape)), "contract": sum(differing(op(**c.args), contract(**c.args)) for c in cases)}
+            for kind in ("companies", "sweep", "paths"):
+                if hasattr(inputs, kind):
+                    row |= groups_bits(getattr(inputs, kind)(*where), op)
+            rows.append(row)
+            print(row, flush=True)
+
+
+def error(got: Tensor, exact: Tensor) -> float:
+    """Relative error over all elements."""
+    return float((got.double() - exact).norm() / exact.norm())
+
+
+def accuracy(rows: Rows) -> None:
+    """Errors against float64 over those of the operator replaced."""
+    for shape in linear_inputs.SHAPES:
+        if shape["n"] * shape["k"] < 1 << 28:
+            args = linear_inputs.draw(shape, 64, torch.bfloat16, CUDA, 2, False)
+            exact = linear_reference(**args)
+            ratio = error(linear(**args), exact) / error(linear_replaced(**args), exact)
+            rows.append({"op": "linear", "case": f"{shape['n']}x{shape['k']}", "error ratio": ratio})
+    for name, inputs, op, reference, replaced in (
+        ("attention", attention_inputs, attention, attention_reference, attention_replaced),
+        ("attention_varlen", varlen_inputs, attention_varlen, varlen_reference, varlen_replaced),
+    ):
+        for shape in inputs.SHAPES:  # type: ignore[attr-defined]
+            for case in inputs.cases(shape, torch.bfloat16, CUDA, False):  # type: ignore[attr-defined]
+                exact = reference(**case.args)  # type: ignore[operator]
+                mine, old = error(op(**case.args), exact), error(replaced(**case.args), exact)  # type: ignore[operator]
+                rows.append({"op": name, "case": f"{dict(shape)} {case.name}", "error ratio": mine / old if old else float(mine > 0), "own": mine})
+    worst = sorted(rows, key=lambda r: -float(r.get("error ratio", 0)))[:6]
+    print("accuracy, worst:", worst, flush=True)
+
+
+def gradients(rows: Rows) -> None:
+    """Gradients of varlen attention: error ratio to the replaced operator's, and equality from run to run."""
+    for shape in varlen_inputs.SHAPES[:4]:
+        args = varlen_inputs.draw(shape, 700, torch.bfloat16, CUDA, 3, False)
+        names = ("q", "k", "v")
+        grad = torch.randn_like(args["q"])
+
+        def through(function: Callable[..., Tensor], wide: bool) -> tuple[Tensor, ...]:
+            leaves = [(args[n].double() if wide else args[n]).detach().requires_grad_() for n in names]
+            out = function(**{**args, **dict(zip(names, leaves, strict=True))})
+            return torch.autograd.grad(out, leaves, grad.to(out.dtype))
+
+        exact, old, mine, again = (through(f, w) for f, w in ((varlen_reference, True), (varlen_replaced, False), *[(attention_varlen, False)] * 2))
+        for n, e, o, m, a in zip(names, exact, old, mine, again, strict=True):
+            rows.append({"op": "gradient", "case": f"{dict(shape)} {n}", "error ratio": error(m, e) / error(o, e), "run to run": differing(m, a)})
+            print(rows[-1], flush=True)
+
+
+def foreign(rows: Rows) -> None:
+    """A matmul that splits K keeps its bits in a process that uses the operator."""
+    x, weight = torch.randn(16, 12288, device=CUDA).bfloat16(), torch.randn(512, 12288, device=CUDA).bfloat16()
+    before = functional.linear(x, weight)
+    mine = linear(x, weight)
+    rows.append({"op": "foreign matmul", "differs after": differing(before, functional.linear(x, weight)), "own bits unlike its": differing(before, mine)})
+    print(rows[-1], flush=True)
+
+
+def side_by_side(rows: Rows) -> None:
+    """A decode row beside a prefill that grows: FlashAttention 3 with one split, as vLLM's batch-invariant mode runs it, and ours."""
+    for heads, key_heads, head in ((8, 8, 64), (32, 8, 64), (8, 1, 64), (8, 8, 128), (32, 8, 128), (8, 1, 128)):
+        shape = {"heads": heads, "key_heads": key_heads, "head": head, "page": 16}
+        one = attention_inputs.story(shape, 3000, torch.bfloat16, CUDA, 1, False)
+        row: dict[str, Any] = {"op": "beside a growing prefill", "case": str(shape), "fa3 changes at": [], "ours changes at": []}
+        first: dict[str, Tensor] = {}
+        for n in (1, 2, 4, 8, 9, 10, 16, 17, 33, 65, 129, 300):
+            other = attention_inputs.story(shape, n, torch.bfloat16, CUDA, 2, False)
+            args = attention_inputs.assemble(shape, [(one, 2999, 3000), (other, 0, n)], 3, False, 0.0)
+            call = fa3.Call(args["q"], key_heads, args["cu_seqlens_q"], args["seq_lens"], (args["max_query_len"], args["max_seq_len"]), 16, 1)
+            outs = {"fa3": call(args["q"], args["k_cache"], args["v_cache"], args["block_table"], args["scale"])[0].clone(), "ours": attention(**args)[0]}
+            for name, out in outs.items():
+                if differing(out, first.setdefault(name, out)):
+                    row[f"{name} changes at"].append(n)
+        rows.append(row)
+        print(row, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--fa3", type=Path)
+    options = parser.parse_args()
+    rows: Rows = []
+    steps: list[Callable[[Rows], None]] = [foreign, attention_bits, gradients, accuracy, linear_bits]
+    if fa3.load(options.fa3):
+        steps.append(side_by_side)
+    for step in steps:
+        try:
+            step(rows)
+        except Exception as problem:  # the other steps still tell something; the file says what broke
+            rows.append({"op": step.__name__, "failed": f"{type(problem).__name__}: {problem}"})
+            print(rows[-1], flush=True)
+        options.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
