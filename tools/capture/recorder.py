@@ -365,6 +365,12 @@ class Recorder:
         """Operators that run now are recorded."""
         return bool(self._frames) and self._frames[-1].recorded
 
+    def digests(self, place: Place, digests_T2: torch.Tensor, producer: str, order: int, like: torch.Tensor) -> None:
+        """Record a port of a module whose rows were digested elsewhere: see Sink.take_digests."""
+        if self.sink.running is not None and self._ports(place.module):
+            self._called.add(place.module)
+            self.sink.take_digests(place, digests_T2, producer, order, like)
+
     def external(
         self,
         module: str,

@@ -9,7 +9,7 @@ import torch
 
 from samebits.tools.capture.edits import Edits, apply
 from samebits.tools.capture.layout import Layout, find
-from samebits.tools.capture.store import Entry, Store
+from samebits.tools.capture.store import Chunk, Entry, Store
 from samebits.tools.capture.tensors import dtype_name
 
 if TYPE_CHECKING:
@@ -125,6 +125,26 @@ class Sink:
         digest = self.store.add_whole(entry, tensor, known)
         if key is not None:
             self._weight_digests[key] = digest
+
+    def take_digests(
+        self, place: Place, digests_T2: torch.Tensor, producer: str, order: int, like: torch.Tensor
+    ) -> None:
+        """Take over the digests of all T token rows of the running pass, made elsewhere (inside a compiled graph).
+
+        Args:
+            digests_T2: int64 [T, 2].
+            like: meta tensor with the dtype, shape and strides of what was digested; its rows lie in front.
+        """
+        assert self.running is not None
+        chosen = self.running.all
+        if not len(chosen.kept_keys):
+            return
+        self.store.reserve(16 * len(chosen.kept_keys), place)
+        self.store.held += 16 * len(chosen.kept_keys)
+        layout = Layout(None, tuple(range(like.dim())), 1)
+        entry = self._entry(place, order, like, producer)
+        entry.layout = layout
+        entry.chunks.append(Chunk(chosen, layout, like[0].numel(), digests=chosen.pick(digests_T2)))
 
     def take_text(self, place: Place, text: str, producer: str) -> None:
         """Record the non-tensor arguments of a call: a whole tap of UTF-8 bytes."""

@@ -44,6 +44,8 @@ class Control:
         self.in_pass = True
         if self.recorder is not None:
             self.recorder.begin_pass()
+            if self.taps is not None:
+                self.taps.clear()
 
     def end_pass(self) -> None:
         """Tokens of this pass are sampled."""
@@ -51,9 +53,9 @@ class Control:
             return
         self.in_pass = False
         if self.recorder is not None:
+            if self.taps is not None and self.recorder.plan is not None:
+                self.taps.collect(self.recorder, len(self.rows.current().sequence_T))
             self.recorder.end_pass()
-        if self.taps is not None:
-            self.taps.collect(self.rows.current())
 
     def sampled(self, sampled_R: torch.Tensor) -> torch.Tensor:
         """Token ids to go on with."""

@@ -54,6 +54,11 @@ def start(config: Rollout, model: str, request: plugin.PluginRequest) -> Any:
         "seed": 0,
         "disable_log_stats": True,
     }
+    if request.taps:
+        from samebits.tools.sides.vllm.taps import digest
+
+        # Part of the compile cache's key: a graph with other taps must not come out of it.
+        settings["additional_config"] = {"samebits_taps": digest(request.tap_modules)}
     try:
         return LLM(model, **(settings | dict(config.engine)))
     except UserError:
