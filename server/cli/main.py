@@ -102,7 +102,7 @@ def diff(
     against: Annotated[
         str, typer.Option(help="trainer, or the rollout side itself: batch, decode_prefill, chunked_prefill, prefix_hit.")
     ] = "trainer",
-    max_operators: Annotated[int, typer.Option(help="Stop after this many entries of the work list.")] = 64,
+    max_operators: Annotated[int, typer.Option(help="Prove up to this many one by one; the rest in a few steps.")] = 64,
 ) -> None:
     """Name, prove and order every operator that differs by itself."""
     experiment = reader.read(config, tuple(sets))

@@ -83,6 +83,15 @@ def _check(a: torch.Tensor, b: torch.Tensor) -> None:
         raise ValueError(f"cannot compare {a.dtype} {tuple(a.shape)} with {b.dtype} {tuple(b.shape)} bit for bit")
 
 
+def _same_words(a_RC: torch.Tensor, b_RC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both [R, words]: the bytes of each row in the widest integers that divide it, so that fewer are compared."""
+    left, right = raw_bytes(a_RC), raw_bytes(b_RC)
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        if not any(value % dtype.itemsize for value in (left.shape[1], left.data_ptr(), right.data_ptr())):
+            return left.view(dtype), right.view(dtype)
+    return left, right
+
+
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether all bits are equal, near memory speed. Dtype and shape must be.
 
@@ -90,25 +99,13 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
         ValueError: unequal dtype or shape.
     """
     _check(a, b)
-    left, right = (raw_bytes(t.reshape(1, -1)) for t in (a, b))
-    return torch.equal(left, right)
-
-
-def _wide(rows_RC: torch.Tensor) -> torch.Tensor:
-    """[R, words]: the bytes of each row in the widest integers that divide it, so that fewer are compared."""
-    bytes_RB = raw_bytes(rows_RC)
-    for dtype in (torch.int64, torch.int32, torch.int16):
-        if bytes_RB.shape[1] % dtype.itemsize == 0 and bytes_RB.data_ptr() % dtype.itemsize == 0:
-            return bytes_RB.view(dtype)
-    return bytes_RB
+    return torch.equal(*_same_words(a.reshape(1, -1), b.reshape(1, -1)))
 
 
 def rows_differing(a_RC: torch.Tensor, b_RC: torch.Tensor) -> torch.Tensor:
     """bool [R]: rows with any unequal bit."""
     _check(a_RC, b_RC)
-    left, right = _wide(a_RC), _wide(b_RC)
-    if left.dtype != right.dtype:
-        left, right = raw_bytes(a_RC), raw_bytes(b_RC)
+    left, right = _same_words(a_RC, b_RC)
     return (left != right).any(dim=1)
 
 

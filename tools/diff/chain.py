@@ -37,25 +37,48 @@ class Link:
     """Its place in the execution order; a large number at the end."""
 
 
-def walk(asker: Asker, rollout: Taps, found: Found, plan: CapturePlan, rollout_N: torch.Tensor, valid_N: torch.Tensor) -> list[Link]:
-    """One pass for each k from 0 to the number of suspects."""
+GROUPS = 8
+"""Steps in which the operators beyond the limit are put right."""
+
+
+def schedule(count: int, limit: int) -> list[int]:
+    """How many operators are right in each pass: one more each time, and beyond the limit several at once, up to all of them."""
+    if count <= limit:
+        return list(range(count + 1))
+    single = max(limit - GROUPS, 1)
+    rest = [single + (count - single) * step // GROUPS for step in range(1, GROUPS + 1)]
+    return list(range(single + 1)) + sorted(set(rest) - set(range(single + 1)))
+
+
+def walk(
+    asker: Asker, rollout: Taps, found: Found, plan: CapturePlan, rollout_N: torch.Tensor, valid_N: torch.Tensor, limit: int
+) -> dict[int, Link]:
+    """One pass for each number of operators put right; see `schedule`."""
     regions = tuple(sorted({suspect.container for suspect in found.suspects if suspect.pair.trainer.op}))
     changes: dict[str, object] = {"store": "digest"}
     if regions:
         # Operators inside a region must be told apart: without their taps the difference seems not to move.
         changes |= {"level": "operator", "modules": regions, "ports": "all"}
     digest_plan = plan.model_copy(update=changes)
-    links = []
-    for count in range(len(found.suspects) + 1):
-        asker.job.emit("prove", "putting operators right one by one", count, len(found.suspects))
+    links = {}
+    counts = schedule(len(found.suspects), limit)
+    for step, count in enumerate(counts):
+        asker.job.emit("prove", "putting operators right one by one", step, len(counts))
         edits = put_right([suspect.pair for suspect in found.suspects[:count]], rollout)
         answer = asker.score("trainer", f"right-{count}", digest_plan, edits)
         first, order = _first_differing(found, count, rollout, answer.taps)
         gap = stats(rollout_N, answer.logprob_N, valid_N & answer.scored_N)
         if gap.exact and first != END:
             first += " (the logprobs are equal all the same)"
-        links.append(Link(answer.logprob_N, gap, first, order))
+        links[count] = Link(answer.logprob_N, gap, first, order)
     return links
+
+
+def around(links: dict[int, Link], index: int) -> tuple[Link, Link, int]:
+    """The passes before and after the operator with this index was put right, and how many were put right together with it."""
+    before = max(count for count in links if count <= index)
+    after = min(count for count in links if count > index)
+    return links[before], links[after], after - before
 
 
 def _first_differing(found: Found, count: int, rollout: Taps, taps: Taps) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from samebits.tools.align.pairs import sliced
 from samebits.tools.align.taps import common_rows, producer
 from samebits.tools.diff.causes.name import name_cause
 from samebits.tools.diff.causes.observation import Observation
+from samebits.tools.repro import evidence
 from samebits.tools.schema.artifacts.divergence import Cause
 
 if TYPE_CHECKING:
@@ -111,26 +112,36 @@ class Bench:
         return self.rollout.value(site)[index]
 
 
-def causes(found: Found, rollout: Taps, model_folder: str, data: RolloutData) -> list[Cause]:
+@dataclass(slots=True, frozen=True)
+class Explained:
+    """A cause, and what the Divergence artifact keeps so that the operator can be cut out later."""
+
+    cause: Cause
+    evidence: tuple[str, dict[str, torch.Tensor]] | None = None
+    """Text and tensors of tools/repro/evidence.py; None: the inputs could not be put together."""
+
+
+def causes(found: Found, rollout: Taps, model_folder: str, data: RolloutData) -> list[Explained]:
     """One cause per suspect."""
     bench = Bench(rollout, Model(model_folder), data)
     return [cause_of(suspect, found, bench) for suspect in found.suspects]
 
 
-def cause_of(suspect: Suspect, found: Found, bench: Bench) -> Cause:
+def cause_of(suspect: Suspect, found: Found, bench: Bench) -> Explained:
     """Named, or unknown with the reason."""
     trainer = found.operators if found.operators and str(suspect.pair.trainer) in found.operators.numbers else found.forced
     both = sliced(suspect.pair, bench.rollout, trainer)
     if both is None:
-        return Cause(name="unknown", why="the outputs were not stored")
+        return Explained(Cause(name="unknown", why="the outputs were not stored"))
     keys, ours, theirs = both.keys_R[:ROWS], both.rollout_RC[:ROWS], both.trainer_RC[:ROWS]
     try:
         seen = _build(suspect, bench, keys, ours, theirs)
-        return name_cause(seen).cause
+        named = name_cause(seen)
+        return Explained(named.cause, evidence.pack(seen, named))
     except Missing as missing:
         seen = Observation("unknown", {}, ours, theirs, position=(keys & 0xFFFFFFFF).to(torch.int32))
-        named = name_cause(seen).cause
-        return named.model_copy(update={"why": f"not tried: {missing.what}"}) if named.name == "unknown" else named
+        cause = name_cause(seen).cause
+        return Explained(cause.model_copy(update={"why": f"not tried: {missing.what}"}) if cause.name == "unknown" else cause)
 
 
 def _build(suspect: Suspect, bench: Bench, keys: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor) -> Observation:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from samebits.tools.align.taps import producer
-from samebits.tools.diff.chain import END, effect
+from samebits.tools.diff.chain import END, around, effect
 from samebits.tools.schema.artifacts.divergence import Proof, WorkItem
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def items(
-    found: Found, links: list[Link], causes: list[Cause], valid_N: torch.Tensor, rollout: Taps, rollout_operators: Taps | None
+    found: Found, links: dict[int, Link], causes: list[Cause], valid_N: torch.Tensor, rollout: Taps, rollout_operators: Taps | None
 ) -> list[WorkItem]:
     """One WorkItem per suspect, in execution order."""
     made: list[WorkItem] = []
@@ -27,11 +27,12 @@ def items(
     for index, suspect in enumerate(found.suspects):
         pattern = (suspect.kind, re.sub(r"\d+", "N", str(suspect.pair.trainer)))
         ours = producer(rollout, suspect.pair.rollout)
+        before, after, together = around(links, index)
         made.append(
             WorkItem(
                 index=index, kind=suspect.kind, rollout=(ours,), trainer=(suspect.pair.trainer,), between=between(suspect),
-                inputs=suspect.inputs, bits=suspect.bits, proof=proof(found, suspect, links[index], links[index + 1], _replayed(rollout_operators, ours.module)),
-                cause=causes[index], effect=effect(links[index], links[index + 1], valid_N), same_as=seen.get(pattern),
+                inputs=suspect.inputs, bits=suspect.bits, proof=proof(found, suspect, before, after, _replayed(rollout_operators, ours.module), together),
+                cause=causes[index], effect=effect(before, after, valid_N), same_as=seen.get(pattern),
             )
         )
         seen.setdefault(pattern, index)
@@ -47,9 +48,11 @@ def between(suspect: Suspect) -> str:
     return f"between {starts or 'the start of ' + suspect.container} and {site}"
 
 
-def proof(found: Found, suspect: Suspect, before: Link, after: Link, rollout_replay: bool | None) -> Proof:
+def proof(found: Found, suspect: Suspect, before: Link, after: Link, rollout_replay: bool | None, together: int) -> Proof:
     """DESIGN 3, step 5."""
     notes = []
+    if together > 1:
+        notes.append(f"put right together with {together - 1} others: the effect is of all of them")
     if after.order <= before.order and after.first != END:
         notes.append(f"with its output put right the first difference did not move on from {before.first}")
     return Proof(

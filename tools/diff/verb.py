@@ -16,6 +16,7 @@ from samebits.tools.diff.itself import diff_itself
 from samebits.tools.diff.rows import by_digest
 from samebits.tools.job.rollouts import obtain
 from samebits.tools.measure.gap import stats
+from samebits.tools.repro import evidence
 from samebits.tools.schema.artifacts.divergence import (
     AlignmentManifest,
     Diverged,
@@ -33,7 +34,7 @@ from samebits.tools.store import artifact
 if TYPE_CHECKING:
     import torch
     from samebits.tools.align.weights import Anchor
-    from samebits.tools.diff.chain import Link
+    from samebits.tools.diff.explain import Explained
     from samebits.tools.job.job import Job
     from samebits.tools.schema.requests import DiffRequest
     from samebits.tools.sides.protocol import RolloutData
@@ -113,24 +114,21 @@ def _localise(
     job.emit("pass 2", f"tensors of {len(chosen)} sequences on both sides")
     stored = asker.score("rollout", "stored", plan)
     found = find(asker, stored.taps, found_anchors, plan)
-    dropped = found.suspects[request.max_operators :]
-    found.suspects = found.suspects[: request.max_operators]
     operators_r = _rollout_operators(asker, found, stored.taps, plan) if found.suspects else None
-    links = walk(asker, stored.taps, found, plan, stored.logprob_N, valid_N)
+    links = walk(asker, stored.taps, found, plan, stored.logprob_N, valid_N, request.max_operators)
     job.emit("classify", f"{len(found.suspects)} operators")
-    causes = explain.causes(found, stored.taps, request.experiment.trainer_model, data)
-    work = report.items(found, links, causes, valid_N, stored.taps, operators_r)
+    explained = explain.causes(found, stored.taps, request.experiment.trainer_model, data)
+    work = report.items(found, links, [one.cause for one in explained], valid_N, stored.taps, operators_r)
     _write_alignment(job, found, stored.taps)
     if not work:
         outcome: Diverged | Incomparable = Incomparable(reason="the logprobs differ, yet no paired site differs by itself: see not_compared")
     else:
         outcome = Diverged(first=work[0])
     manifest = DivergenceManifest(
-        outcome=outcome, work=tuple(work), gap=links[0].gap, unexplained=links[-1].gap, compared=found.compared,
+        outcome=outcome, work=tuple(work), gap=links[0].gap, unexplained=links[len(work)].gap, compared=found.compared,
         not_compared=tuple(found.not_compared), passes=asker.passes, layers=layers,
-        unfinished=f"{len(dropped)} further operators, from {dropped[0].pair.trainer} on" if dropped else "",
     )
-    return _finish(job, asker, manifest, _sentence(manifest, links, len(chosen), len(data.sequences)))
+    return _finish(job, asker, manifest, _sentence(manifest, len(chosen), len(data.sequences)), explained)
 
 
 def _rollout_operators(asker: Asker, found: Found, rollout: Taps, plan: CapturePlan) -> Taps:
@@ -153,23 +151,25 @@ def _write_alignment(job: Job, found: Found, rollout: Taps) -> None:
     )
 
 
-def _sentence(manifest: DivergenceManifest, links: list[Link], chosen: int, sequences: int) -> str:
+def _sentence(manifest: DivergenceManifest, chosen: int, sequences: int) -> str:
     gap, rest = manifest.gap, manifest.unexplained
     start = f"{gap.nonzero} of {gap.tokens} logprobs differ (max {gap.max:.3g}, k3 {gap.k3:.3g}) over {chosen} of {sequences} sequences. "
     if not manifest.work:
         return start + "No operator could be named."
     first = manifest.work[0]
     listed = f"{len(manifest.work)} operators differ by themselves, the first is {first.kind} {first.between}. "
-    if manifest.unfinished:
-        return start + listed + f"Not finished: {manifest.unfinished}."
     left = "With all of them put right every logprob is equal to the bit." if rest.exact else f"Unexplained after all are put right: {rest.nonzero} tokens, max {rest.max:.3g}."
     return start + listed + left
 
 
-def _finish(job: Job, asker: Asker, manifest: DivergenceManifest, summary: str) -> Result:
+def _finish(
+    job: Job, asker: Asker, manifest: DivergenceManifest, summary: str, explained: list[Explained] | None = None
+) -> Result:
     folder = job.new("divergence")
     manifest = manifest.model_copy(update={"made_from": {"rollout": artifact.identity(asker.rollout)}})
-    artifact.write(folder, manifest)
+    kept = {evidence.names(number): one.evidence for number, one in enumerate(explained or []) if one.evidence}
+    texts = {text: content for (text, _), (content, _) in kept.items()}
+    artifact.write(folder, manifest, {data: tensors for (_, data), (_, tensors) in kept.items()}, texts)
     table = report.rows(list(manifest.work))
     verdict = {"identical": "equal", "diverged": "differs", "incomparable": "unjudged"}[manifest.outcome.status]
     ids = {"divergence": folder.name, "rollout": str(Path(asker.rollout))}

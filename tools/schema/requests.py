@@ -46,7 +46,7 @@ class DiffRequest(Model):
     against: Literal["trainer", "batch", "decode_prefill", "chunked_prefill", "prefix_hit"] = "trainer"
     """The other side, or the rollout side itself computed another way: each sequence alone, by prefill, in chunks, from the cache."""
     max_operators: int = Field(default=64, ge=1)
-    """Stop after this many entries of the work list, and say so."""
+    """Prove up to this many operators one by one; what is beyond is put right in a few steps of several."""
 
 
 class MinimizeRequest(Model):

@@ -114,12 +114,11 @@ class DivergenceManifest(Manifest):
     kind: Literal["divergence"] = "divergence"
     outcome: Annotated[Identical | Diverged | Incomparable, Field(discriminator="status")]
     work: tuple[WorkItem, ...]
-    """In execution order; complete unless `unfinished` says otherwise."""
+    """In execution order."""
     gap: GapStats
     """With no operator put right."""
     unexplained: GapStats
     """With every operator of the list put right; exact when the list explains all."""
-    unfinished: str = ""
     compared: int
     """Pairs of taps compared."""
     not_compared: tuple[str, ...]
