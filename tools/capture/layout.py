@@ -58,7 +58,9 @@ class Layout:
 
     def rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """[rows, columns]; a view where the layout allows it."""
-        seen = (tensor if self.split is None else tensor.reshape(self.split)).permute(self.axes)
+        seen = tensor if self.split is None else tensor.reshape(self.split)
+        if self.axes != tuple(range(len(self.axes))):
+            seen = seen.permute(self.axes)
         count, columns = prod(seen.shape[: self.lead]), prod(seen.shape[self.lead :])
         flat = seen.reshape(count, columns)
         return flat if self.repeat == 1 else flat.repeat(self.repeat, 1)

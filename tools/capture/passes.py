@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.tools.capture.layout import Grid
+from samebits.tools.capture.layout import Grid, Layout, find
 
 if TYPE_CHECKING:
     from samebits.tools.capture.rows import PassRows
@@ -38,6 +38,10 @@ class Chosen:
     kept: torch.Tensor | None
     """int64 indices of the rows that are recorded; None: all."""
     kept_keys: torch.Tensor
+    total: int
+    """Rows of this kind, and"""
+    count: int
+    """how many of them are kept."""
     _on: dict[torch.device, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -47,9 +51,9 @@ class Chosen:
         if sequences is not None:
             keep &= torch.isin(keys >> 32, sequences)
         if bool(keep.all()):
-            return cls(name, keys, None, keys)
+            return cls(name, keys, None, keys, len(keys), len(keys))
         kept = keep.nonzero().view(-1)
-        return cls(name, keys, kept, keys[kept])
+        return cls(name, keys, kept, keys[kept], len(keys), len(kept))
 
     def pick(self, rows: torch.Tensor) -> torch.Tensor:
         """The kept rows of a [rows, columns] matrix; they may share its memory."""
@@ -72,6 +76,8 @@ class Pass:
     """Calls of each module so far."""
     operators: dict[tuple[str, int, str], int] = field(default_factory=dict)
     """Calls of each operator inside one module call so far."""
+    layouts: dict[tuple[tuple[int, ...], Layout | None], Layout | None] = field(default_factory=dict)
+    """Layouts found in this pass."""
     clock: int = 0
     """Numbers everything that is taken, in time."""
 
@@ -90,6 +96,13 @@ class Pass:
         call = self.calls.get(module, 0)
         self.calls[module] = call + 1
         return call
+
+    def layout(self, shape: tuple[int, ...], like: Layout | None) -> Layout | None:
+        """See layout.find."""
+        key = (shape, like)
+        if key not in self.layouts:
+            self.layouts[key] = find(shape, self.grid, like)
+        return self.layouts[key]
 
     def tick(self) -> int:
         """The next place in time."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.tools.capture.edits import Edits, apply
-from samebits.tools.capture.layout import Layout, find
+from samebits.tools.capture.layout import Layout
 from samebits.tools.capture.store import Chunk, Entry, Store
 from samebits.tools.capture.tensors import dtype_name
 
@@ -82,7 +82,7 @@ class Sink:
             return Layout(None, tuple(range(tensor.dim())), 1)
         if tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in self._weights:
             return None
-        return find(tuple(tensor.shape), self.running.grid, like)
+        return self.running.layout(tuple(tensor.shape), like)
 
     def _record(self, place: Place, tensor: torch.Tensor, producer: str, layout: Layout | None, chosen: Chosen) -> None:
         assert self.running is not None
@@ -90,10 +90,10 @@ class Sink:
         if layout is None:
             self._whole(place, order, tensor, producer)
             return
-        if not len(chosen.kept_keys):
+        if not chosen.count:
             return
-        width = tensor.nbytes // max(1, len(chosen.keys)) if self.store.keep_values else 0
-        self.store.reserve(len(chosen.kept_keys) * (width + 16), place)
+        width = tensor.nbytes // chosen.total if self.store.keep_values else 0
+        self.store.reserve(chosen.count * (width + 16), place)
         entry = self._entry(place, order, tensor, producer)
         rows = chosen.pick(layout.rows(tensor))
         self.store.add_rows(entry, chosen, layout, rows)
@@ -137,7 +137,7 @@ class Sink:
         """
         assert self.running is not None
         chosen = self.running.all
-        if not len(chosen.kept_keys):
+        if not chosen.count:
             return
         self.store.reserve(16 * len(chosen.kept_keys), place)
         self.store.held += 16 * len(chosen.kept_keys)

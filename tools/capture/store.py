@@ -103,7 +103,7 @@ class Store:
         chunk = Chunk(chosen, layout, rows_KC.shape[1])
         entry.chunks.append(chunk)
         bytes_KB = raw_bytes(rows_KC)
-        self.held += 16 * len(rows_KC)
+        self.held += 16 * chosen.count
         if self.keep_values:
             self.held += rows_KC.nbytes
             chunk.value = private(rows_KC)

@@ -80,13 +80,15 @@ def lane_sums(bytes_RB: torch.Tensor) -> torch.Tensor:
         from samebits.tools.diff import digest_triton
 
         return digest_triton.lane_sums(bytes_RB, keys)
+    if 0 < length <= SEGMENT:
+        return torch._int_mm(bytes_RB, keys if length == SEGMENT else keys[:length])
     parts = []
     for start in range(0, length, SEGMENT):
         segment = bytes_RB[:, start : start + SEGMENT].contiguous()
         parts.append(torch._int_mm(segment, keys[: segment.shape[1]]))
     if not parts:
         return torch.zeros(rows, 0, dtype=torch.int32, device=bytes_RB.device)
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return torch.cat(parts, dim=1)
 
 
 def fold(sums: torch.Tensor, length: int) -> torch.Tensor:
@@ -111,24 +113,16 @@ def _fold_block(sums: torch.Tensor, length: int) -> torch.Tensor:
     return folded ^ _shifted(folded, 32)
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous, with the strides of a contiguous tensor: axes of size 1 may carry any, and views refuse them."""
-    whole = tensor.detach().contiguous()
-    strides, step = [], 1
-    for size in reversed(whole.shape):
-        strides.append(step)
-        step *= size
-    return whole.as_strided(whole.shape, strides[::-1]) if whole.numel() else whole
-
-
 def raw_bytes(rows_RC: torch.Tensor) -> torch.Tensor:
     """The bytes of each row: int8 [R, B], contiguous; a view where the rows are contiguous already."""
     if rows_RC.dim() != 2:
         raise ValueError(f"rows must be [R, C], not {tuple(rows_RC.shape)}")
     if rows_RC.numel() == 0:
         return torch.zeros(rows_RC.shape[0], 0, dtype=torch.int8, device=rows_RC.device)
-    parts = torch.view_as_real(rows_RC).flatten(1) if rows_RC.is_complex() else rows_RC
-    return plain(parts).view(torch.int8)
+    plain = torch.view_as_real(rows_RC) if rows_RC.is_complex() else rows_RC
+    whole = plain.detach().contiguous()
+    # Axes of size 1 may carry any stride, and views to another width refuse it.
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.int8).view(len(rows_RC), -1)
 
 
 def digest_rows(rows_RC: torch.Tensor) -> torch.Tensor:
