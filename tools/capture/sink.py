@@ -139,12 +139,12 @@ class Sink:
         chosen = self.running.all
         if not chosen.count:
             return
-        self.store.reserve(16 * len(chosen.kept_keys), place)
-        self.store.held += 16 * len(chosen.kept_keys)
+        self.store.reserve(16 * chosen.count, place)
+        self.store.held += 16 * chosen.count
         layout = Layout(None, tuple(range(like.dim())), 1)
         entry = self._entry(place, order, like, producer)
         entry.layout = layout
-        entry.chunks.append(Chunk(chosen, layout, like[0].numel(), digests=chosen.pick(digests_T2)))
+        entry.chunks.append(Chunk(chosen, layout, like[0].numel(), digests=chosen.pick(digests_T2).clone()))
 
     def take_text(self, place: Place, text: str, producer: str) -> None:
         """Record the non-tensor arguments of a call: a whole tap of UTF-8 bytes."""

@@ -11,6 +11,7 @@ import torch
 
 from samebits.tools.align.taps import Taps
 from samebits.tools.capture import store
+from samebits.tools.capture.places import Place
 from samebits.tools.capture.recorder import Recorder
 from samebits.tools.diff.bits import digest_rows
 from samebits.tools.schema.artifacts.capture import CaptureManifest
@@ -245,3 +246,17 @@ def test_capture_moves_no_bit(runs: Runs) -> None:
         with Recorder(runs.model, runs, CapturePlan(level=level, store="tensors", replay=level == "operator")):
             WAYS["engine"](runs)
         assert all(torch.equal(free[key], runs.logits[key]) for key in free)
+
+
+def test_digests_made_elsewhere_are_copied_out_of_their_buffer(runs: Runs, tmp_path: Path) -> None:
+    """A compiled graph writes the digests of every pass into the same buffer."""
+    buffer = torch.zeros(5, 2, dtype=torch.int64)
+    like = torch.empty(5, 8, device="meta")
+    with Recorder(runs.model, runs, CapturePlan()) as recorder:
+        for sequence in (0, 2):
+            runs.flat([(sequence, 0, 3)], head=False)
+            buffer.fill_(sequence + 1)
+            recorder.digests(Place("layers.0.made", "out0"), buffer[:3], "K", 5, like)
+        buffer.zero_()
+    recorder.write(tmp_path / "capture")
+    assert Taps.open(tmp_path / "capture").digests("layers.0.made:out0")[:, 0].tolist() == [1, 1, 1, 3, 3, 3]
