@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from samebits.kernels.ops.rows import Args, Case, Shape
 
@@ -12,11 +14,17 @@ ROWS = ("ids",)
 GRADS = ("table",)
 
 
+@functools.lru_cache(maxsize=2)
+def table_of(vocabulary: int, hidden: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Weights: the same for every call, made once."""
+    rng = torch.Generator(device=device).manual_seed(7)
+    return torch.randn((vocabulary, hidden), generator=rng, device=device).to(dtype)
+
+
 def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed: int, exact: bool) -> Args:
     """ids [rows], table [V, D]; the table is the same for every seed, as weights are. A copy is exact for any values."""
-    rng = torch.Generator().manual_seed(7)
-    table = torch.randn((shape["vocabulary"], shape["hidden"]), generator=rng).to(device=device, dtype=dtype)
-    ids = torch.randint(0, shape["vocabulary"], (rows,), generator=torch.Generator().manual_seed(seed))
+    table = table_of(shape["vocabulary"], shape["hidden"], dtype, device)
+    ids = torch.randint(0, shape["vocabulary"], (rows,), generator=torch.Generator(device=device).manual_seed(seed), device=device)
     return {"ids": ids.to(device), "table": table}
 
 

@@ -11,21 +11,23 @@ SMALL_SHAPES: tuple[Shape, ...] = ({"vocabulary": 2 * CHUNK + 48}, {"vocabulary"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = ("logits", "targets", "temperature")
 GRADS = ("logits",)
+SWEEP_MOST = 512
+"""Rows of the largest call in the sweep of M: 152k float32 logits a row."""
 FAR = 512.0
 """exp(-FAR / 2) is 0 in float32."""
 
 
 def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed: int, exact: bool) -> Args:
     """logits [rows, V] of about 3 nats spread, targets, a temperature per row. Exact: two levels, so that each exponential is 1 or 0."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator(device=device).manual_seed(seed)
     size = (rows, shape["vocabulary"])
     if exact:
-        logits = torch.randint(0, 2, size, generator=rng).float() * FAR
-        temperature = 2.0 ** torch.randint(-1, 2, (rows,), generator=rng)
+        logits = torch.randint(0, 2, size, generator=rng, device=device).float() * FAR
+        temperature = 2.0 ** torch.randint(-1, 2, (rows,), generator=rng, device=device)
     else:
-        logits = torch.randn(size, generator=rng) * 3
-        temperature = torch.rand((rows,), generator=rng) + 0.5
-    targets = torch.randint(0, shape["vocabulary"], (rows,), generator=rng)
+        logits = torch.randn(size, generator=rng, device=device) * 3
+        temperature = torch.rand((rows,), generator=rng, device=device) + 0.5
+    targets = torch.randint(0, shape["vocabulary"], (rows,), generator=rng, device=device)
     return {"logits": logits.to(device=device, dtype=dtype), "targets": targets.to(device), "temperature": temperature.float().to(device)}
 
 

@@ -17,13 +17,13 @@ EPS = 1e-6
 
 def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed: int, exact: bool) -> Args:
     """x, residual [rows, hidden], weight [hidden]."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator(device=device).manual_seed(seed)
     width = shape["hidden"]
 
     def tensor(*size: int) -> torch.Tensor:
         if exact:  # |s| <= 8: sums of squares stay integers below 2^24 in every order
-            return torch.randint(-4, 5, size, generator=rng).to(dtype)
-        return torch.randn(size, generator=rng).to(dtype)
+            return torch.randint(-4, 5, size, generator=rng, device=device).to(dtype)
+        return torch.randn(size, generator=rng, device=device).to(dtype)
 
     args: Args = {"x": tensor(rows, width), "weight": (tensor(width) if exact else 1 + 0.2 * tensor(width)).to(dtype), "eps": EPS}
     args = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in args.items()}

@@ -28,11 +28,11 @@ def cache_of(width: int, exact: bool) -> torch.Tensor:
 
 def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed: int, exact: bool) -> Args:
     """q and k as views of one merged qkv [rows, (H + 2 G) D], as an engine has them."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator(device=device).manual_seed(seed)
     h, g, d = shape["heads"], shape["kv_heads"], shape["head"]
     size = (rows, (h + 2 * g) * d)
-    merged = (torch.randint(-8, 9, size, generator=rng) if exact else torch.randn(size, generator=rng)).to(device=device, dtype=dtype)
-    positions = torch.randint(0, CACHE_ROWS, (rows,), generator=rng).to(device)
+    merged = (torch.randint(-8, 9, size, generator=rng, device=device) if exact else torch.randn(size, generator=rng, device=device)).to(device=device, dtype=dtype)
+    positions = torch.randint(0, CACHE_ROWS, (rows,), generator=rng, device=device).to(device)
     q, k = merged[:, : h * d].view(rows, h, d), merged[:, h * d : (h + g) * d].view(rows, g, d)
     return {"q": q, "k": k, "positions": positions, "cache": cache_of(shape["rotary"], exact).to(device)}
 

@@ -16,13 +16,13 @@ SATURATED = (0, 18, 19, 24, 30, -104, -110, -128)
 
 def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed: int, exact: bool) -> Args:
     """gate and up [rows, width], as the two halves of one merged tensor when rows is even."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator(device=device).manual_seed(seed)
     width = shape["width"]
     if exact:
-        gate = torch.tensor(SATURATED)[torch.randint(0, len(SATURATED), (rows, width), generator=rng)]
-        merged = torch.cat([gate, torch.randint(-8, 9, (rows, width), generator=rng)], -1)
+        gate = torch.tensor(SATURATED, device=device)[torch.randint(0, len(SATURATED), (rows, width), generator=rng, device=device)]
+        merged = torch.cat([gate, torch.randint(-8, 9, (rows, width), generator=rng, device=device)], -1)
     else:
-        merged = torch.randn((rows, 2 * width), generator=rng) * 3
+        merged = torch.randn((rows, 2 * width), generator=rng, device=device) * 3
     gate, up = merged.to(device=device, dtype=dtype).chunk(2, -1)
     return {"gate": gate, "up": up} if rows % 2 == 0 else {"gate": gate.contiguous(), "up": up.contiguous()}
 

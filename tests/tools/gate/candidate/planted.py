@@ -1,0 +1,89 @@
+"""Faults: each is the good candidate with one text replaced, and the leg that must be the first red one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+GOOD = Path(__file__).parent / "good"
+
+
+@dataclass(slots=True, frozen=True)
+class Fault:
+    leg: str
+    old: str
+    new: str
+    says: str
+    """What the red leg must say."""
+    claims: str = ""
+
+
+RETURN = "    return y if residual is None else (y, s)\n"
+FAULTS = {
+    "does not import": Fault(
+        "builds", "import torch\n", "import torch\nimport a_module_that_is_not_there\n", "a_module_that_is_not_there"
+    ),
+    "does not parse": Fault("builds", "def run(x, weight", "def run(x,, weight", "SyntaxError"),
+    "gives another dtype": Fault("builds", RETURN, RETURN.replace("(y, s)", "(y.double(), s)"), "torch.float64"),
+    "hangs": Fault("builds", "    total = total_of(s)\n", "    while True:\n        pass\n", "no answer within"),
+    "crashes": Fault("builds", "    total = total_of(s)\n", "    import os\n    os.kill(os.getpid(), 11)\n", "SIGSEGV"),
+    "ends the process": Fault("builds", "    total = total_of(s)\n", "    import os\n    os._exit(0)\n", "ended early"),
+    "adds in place": Fault(
+        "contained", "else x + residual\n    total", "else x.add_(residual).clone()\n    total", "changes its input x"
+    ),
+    "writes behind its output": Fault(
+        "contained",
+        "    y = y if weight",
+        "    import ctypes\n    ctypes.memset(y.data_ptr() + 4 * y.numel(), 1, 4)\n    y = y if weight",
+        "writes outside its output",
+    ),
+    "leaves elements unwritten": Fault(
+        "contained",
+        "    y = torch.where(torch.isnan(y), torch.nan, y)\n",
+        "    z, y = y, torch.empty_like(y)\n    y[:, 1:] = z[:, 1:]\n",
+        "never written",
+    ),
+    "returns its input": Fault(
+        "contained", RETURN, "    return y if residual is None else (y, x)\n", "view of the input x"
+    ),
+    "squares in half precision": Fault("accuracy", "pad(s * s,", "pad(s.half().float() ** 2,", "above 1.05"),
+    "sums in another order": Fault(
+        "bits", "    return fold(fold(squares))", "    return squares.sum((1, 2))", "not the bits of the contract"
+    ),
+    "changes after 50 calls": Fault(
+        "repeat",
+        RETURN,
+        "    if CALLS[x.shape] > 50:\n        y = torch.nextafter(y, y + 1)\n" + RETURN,
+        "differs from call 1",
+    ),
+    "masks neighbours with zeros": Fault(
+        "rows",
+        "    total = total_of(s)\n",
+        "    total = (torch.eye(len(s)) @ total_of(s)[:, None])[:, 0]\n",
+        "neighbours: row",
+    ),
+    "takes another order from 256 rows": Fault(
+        "sweep",
+        "    total = total_of(s)\n",
+        "    total = total_of(s) if len(s) < 256 else (s * s).sum(-1)\n",
+        "has other bits than in the call 'M=257'",
+    ),
+    "drops a term of the gradient": Fault(
+        "gradient", " - normed * (gw * normed).mean(-1, keepdim=True)", "", "gradient of x"
+    ),
+    "returns a transposed layout": Fault("compiled", RETURN, "    y = y.t().contiguous().t()\n" + RETURN, "strides"),
+    "is slower than it claims": Fault(
+        "time", RETURN, "    import time\n    time.sleep(0.03)\n" + RETURN, "claims 0.500", "speed = 0.5\n"
+    ),
+}
+
+
+def plant(fault: Fault, folder: Path) -> Path:
+    """Write the faulty candidate; the text to replace must be there exactly once."""
+    text = (GOOD / "kernel.py").read_text(encoding="utf-8")
+    assert text.count(fault.old) == 1, fault.old
+    folder.mkdir()
+    (folder / "kernel.py").write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+    toml = (GOOD / "candidate.toml").read_text(encoding="utf-8")
+    (folder / "candidate.toml").write_text(toml + fault.claims, encoding="utf-8")
+    return folder
