@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     pass
 
 pytestmark = pytest.mark.vllm
-# One core type for both sides: AMX products of one row and of several have other bits, which is not what is asked here.
-ENV = {"VLLM_CPU_ATTN_SPLIT_KV": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+# AMX is off: its products of one row and of several have other bits, which is not what is asked here. The engine splits
+# keys and values over threads (float32 shows every split), so it gets two of them, which must not spin while others work.
+STEADY = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+SPLIT = STEADY | {"VLLM_CPU_ATTN_SPLIT_KV": "1", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +29,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> GapReport:
     from samebits.tools.sides.transformers.tiny import write_tiny
 
     folder = tmp_path_factory.mktemp("vllm")
-    write_tiny(folder / "model", num_hidden_layers=2)
+    write_tiny(folder / "model", dtype="float32", num_hidden_layers=2)
     experiment = {
         "device": "cpu",
-        "trainer": {"layout": "packed", "micro_batch": 4, "kernels": "vllm", "env": ENV},
-        "rollout": {"model": str(folder / "model"), "eager": True, "max_model_len": 512, "env": ENV},
-        "workload": {"prompts": 12, "prompt_tokens": (3, 200), "new_tokens": 8},
+        "trainer": {"layout": "packed", "micro_batch": 4, "dtype": "float32", "kernels": "vllm", "env": STEADY},
+        "rollout": {
+            "model": str(folder / "model"),
+            "dtype": "float32",
+            "eager": True,
+            "max_model_len": 512,
+            "env": SPLIT,
+        },
+        "workload": {"prompts": 8, "prompt_tokens": (3, 200), "new_tokens": 4},
     }
     job = folder / "job"
     job.mkdir()
@@ -49,7 +57,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> GapReport:
 
 def test_the_trainer_on_vllms_operators_is_exact(report: GapReport) -> None:
     assert report.stats.exact, report.stats
-    assert report.stats.tokens == 96
+    assert report.stats.tokens == 32
 
 
 def test_packed_weights_are_read_back_and_equal(report: GapReport) -> None:
@@ -62,22 +70,24 @@ def test_both_sides_could_have_failed(report: GapReport) -> None:
 
 def test_every_axis_took_effect_and_only_company_moves_the_split(report: GapReport) -> None:
     outcomes = {(axis.side, axis.name): axis.outcome.status for axis in report.axes}
-    assert outcomes == {
-        ("trainer", "repeat"): "same",
-        ("trainer", "micro_batch"): "same",
-        ("rollout", "repeat"): "same",
-        ("rollout", "batch"): "varies",
-        ("rollout", "decode_prefill"): "same",
-        ("rollout", "chunked_prefill"): "same",
-        ("rollout", "prefix_hit"): "same",
-    }
+    # A small token budget also changes how many sequences are in flight, and so where keys are split.
+    assert outcomes.pop(("rollout", "chunked_prefill")) in ("same", "varies")
+    assert outcomes.pop(("rollout", "batch")) == "varies"
+    assert sorted(outcomes) == [
+        ("rollout", "decode_prefill"),
+        ("rollout", "prefix_hit"),
+        ("rollout", "repeat"),
+        ("trainer", "micro_batch"),
+        ("trainer", "repeat"),
+    ]
+    assert set(outcomes.values()) == {"same"}
 
 
 def test_the_split_is_named_with_its_trigger(report: GapReport) -> None:
     batch = next(axis for axis in report.axes if (axis.side, axis.name) == ("rollout", "batch"))
     assert batch.outcome.status == "varies"
     assert batch.outcome.trigger == "a batch of one"
-    assert 0 < batch.outcome.stats.nonzero < 96
+    assert 0 < batch.outcome.stats.nonzero < 32
 
 
 def test_what_really_ran_is_written_down(report: GapReport) -> None:
