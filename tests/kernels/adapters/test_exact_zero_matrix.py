@@ -122,9 +122,3 @@ def test_a_family_with_biases_added_by_its_role_list_is_exact(
     data = live.rollout(WORKLOAD)
     assert live.differing(data, live.load(), "vllm") == 0
     assert live.differing(data, live.load(), "stock") > TOKENS // 4
-
-
-def test_an_engine_with_the_kv_split_on_differs_at_a_batch_of_one(start: Callable[..., Any], tmp_path: Path) -> None:
-    live = start(write_tiny(tmp_path / "qwen3", "qwen3"), "bfloat16", split="1", settings={"max_num_seqs": 1})
-    data = live.rollout(WORKLOAD)
-    assert 0 < live.differing(data, live.load(), "vllm") < TOKENS

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,20 @@ def test_the_table_of_angles_is_vllms(tmp_path: Path, dtype: torch.dtype) -> Non
     with set_current_vllm_config(VllmConfig()):
         engine = get_rope(64, 2048, rope_parameters=trainer.config.rope_parameters, dtype=dtype)
     assert torch.equal(rotary_table(trainer, 2048, dtype), engine.cos_sin_cache)
+
+
+def test_a_first_pass_of_two_tokens_does_not_end_the_process(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "qwen3", "qwen3")
+    lines = f"""
+        import torch
+        from transformers import AutoModelForCausalLM
+        from samebits.kernels.adapters.transformers.engine import patch
+        model = AutoModelForCausalLM.from_pretrained({str(tmp_path / "qwen3")!r}, dtype=torch.bfloat16)
+        print(bool(patch(model, "vllm").model(input_ids=torch.tensor([[3, 4]])).logits.isfinite().all()))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(lines)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "True"
 
 
 def test_the_vocabulary_is_padded_as_vllm_pads_it() -> None:

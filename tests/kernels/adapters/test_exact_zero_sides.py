@@ -1,0 +1,82 @@
+"""Both sides as samebits runs them: two processes without AMX, `kernels = "vllm"`, updates pushed across."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samebits.tools.schema.experiment import Experiment, Rollout, Trainer, Workload
+from samebits.tools.schema.passes import Generate, How, Push, Score, Step
+from samebits.tools.sides import rollout_store
+from samebits.tools.sides.session import Session
+from samebits.tools.sides.transformers.tiny import write_tiny
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+WORKLOAD = Workload(prompts=32, prompt_tokens=(3, 200), new_tokens=32)
+TOKENS = 32 * 32
+STEPS = 2
+
+
+@contextmanager
+def opened(family: Any, work: Path, *, split: str = "0", **engine: int) -> Iterator[tuple[Session, Session, Path]]:
+    env = {"VLLM_CPU_ATTN_SPLIT_KV": split, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    experiment = Experiment(
+        device="cpu",
+        rollout=Rollout(
+            model=str(write_tiny(work / "model", family)),
+            eager=True,
+            max_model_len=512,
+            env=env,
+            engine={"max_num_batched_tokens": 8192, **engine},
+        ),
+        trainer=Trainer(kernels="vllm", layout="packed", micro_batch=8, env=env),
+    )
+    with (
+        Session.start("rollout", experiment, "cpu", work) as rollout,
+        Session.start("trainer", experiment, "cpu", work) as trainer,
+    ):
+        yield rollout, trainer, work
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_moe"])
+def sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with opened(request.param, tmp_path_factory.mktemp(request.param)) as both:
+        yield both
+
+
+def differing(side: Session, rollout: Path, work: Path, how: How) -> int:
+    folder = work / f"scores-{len(list(work.iterdir()))}"
+    folder.mkdir()
+    side.ask(Score(rollout=str(rollout), how=how, folder=str(folder)))
+    ours, theirs = rollout_store.read_scores(folder).logprob_N, rollout_store.read(rollout).logprob_N
+    assert ours.numel() == theirs.numel() == TOKENS
+    return int((ours.view(torch.int32) != theirs.view(torch.int32)).sum())
+
+
+def test_the_trainers_opening_lists_what_was_replaced(sides: Any) -> None:
+    assert sum("model.layers." in line and "vllm" in line for line in sides[1].opened.lines) >= 4 * 10
+
+
+def test_both_sides_agree_before_and_after_updates_and_at_a_batch_of_one(sides: Any) -> None:
+    rollout, trainer, work = sides
+    for version in range(STEPS + 1):
+        data = work / f"rollout-{version}"
+        rollout.ask(Generate(workload=WORKLOAD.model_copy(update={"seed": version}), folder=str(data)))
+        assert differing(trainer, data, work, How()) == 0
+        assert differing(rollout, data, work, How(concurrency=1)) == 0
+        if version < STEPS:
+            weights = work / f"weights-{version}.safetensors"
+            trainer.ask(Step(rollout=str(data), rate=1e-3, save=str(weights), seed=version, optimizer="adamw"))
+            assert differing(trainer, data, work, How()) > TOKENS // 2, "the update moved nothing"
+            rollout.ask(Push(weights=str(weights), version=version + 1))
+
+
+def test_an_engine_that_splits_the_kv_cache_differs_at_a_batch_of_one(tmp_path: Path) -> None:
+    with opened("qwen3", tmp_path, split="1", max_num_seqs=1) as (rollout, trainer, work):
+        rollout.ask(Generate(workload=WORKLOAD, folder=str(work / "rollout")))
+        assert 0 < differing(trainer, work / "rollout", work, How()) < TOKENS
