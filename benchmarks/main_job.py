@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,7 +81,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-1.7b")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--only", nargs="*", default=["measure", "diff", "itself"])
+    parser.add_argument("--only", nargs="*", default=["diff", "measure", "itself"])
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="main-job-"))
@@ -100,9 +99,9 @@ def main() -> None:
         "diff": ["diff", "-c", str(work / "eager.toml"), "--max-operators", "32"],
         "itself": ["diff", "-c", str(work / "eager.toml"), "--against", "batch"],
     }
-    chosen = {name: arguments for name, arguments in jobs.items() if name in options.only}
-    with ThreadPoolExecutor(len(chosen)) as pool:
-        figures = list(pool.map(lambda name: run(name, chosen[name], options.out, env), chosen))
+    chosen = {name: jobs[name] for name in options.only}
+    # One after the other: two engines that start together disturb each other's memory profiling.
+    figures = [run(name, arguments, options.out, env) for name, arguments in chosen.items()]
     divergence = options.out / "diff" / "divergence"
     if divergence.is_dir():
         figures.append(run("minimize", ["minimize", str(divergence), "--operator", "0"], options.out, env))

@@ -118,11 +118,11 @@ class Sink:
                 f"{tensor.nbytes / 2**20:.0f} MiB without token rows (a cache?), shape {tuple(tensor.shape)}"
             )
             return
-        self.store.reserve(16 + (tensor.nbytes if self.store.keep_values else 0), place)
+        self.store.reserve(16 + (tensor.nbytes if self.store.keep_values and not weight else 0), place)
         entry = self._entry(place, order, tensor, producer)
         key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype) if weight else None
         known = self._weight_digests.get(key) if key is not None else None
-        digest = self.store.add_whole(entry, tensor, known)
+        digest = self.store.add_whole(entry, tensor, known, keep=not weight)
         if key is not None:
             self._weight_digests[key] = digest
 

@@ -113,12 +113,14 @@ class Store:
         if self._waiting_bytes > WAITING_BYTES.get(rows_KC.device.type, 8 << 20):
             self.flush()
 
-    def add_whole(self, entry: Entry, tensor: torch.Tensor, digest: torch.Tensor | None = None) -> torch.Tensor:
+    def add_whole(
+        self, entry: Entry, tensor: torch.Tensor, digest: torch.Tensor | None = None, *, keep: bool = True
+    ) -> torch.Tensor:
         """Digest a tensor without token rows (or take over its known digest); returns the digest."""
         known = digest_whole(tensor).cpu() if digest is None else digest
         entry.wholes.append(known)
         self.held += 16
-        if self.keep_values and entry.whole is None:
+        if keep and self.keep_values and entry.whole is None:  # weights are never kept: the model folder has them
             self.held += tensor.nbytes
             entry.whole = tensor.detach().to("cpu", copy=True).contiguous()
         return known

@@ -5,8 +5,6 @@ Legend: R rows, B bytes per row, S segments per row, L lanes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,20 +14,20 @@ LANES = 24
 _LANES_PADDED = 32
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def lane_sums_kernel(
-    bytes_ptr: Any,
-    keys_ptr: Any,
-    out_ptr: Any,
-    rows: Any,
-    length: Any,
-    segments: Any,
+    bytes_ptr,
+    keys_ptr,
+    out_ptr,
+    rows,
+    length,
+    segments,
     SEGMENT: tl.constexpr,
     LANES: tl.constexpr,
     LANES_PADDED: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_B: tl.constexpr,
-) -> None:
+):
     """out[r, s, l] = sum over the bytes j of segment s of bytes[r, s * SEGMENT + j] * keys[j, l], int32."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     segment = tl.program_id(1).to(tl.int64)

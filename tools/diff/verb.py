@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from samebits.tools.sides.protocol import RolloutData
 
 SHOWN = 40
+OPERATOR_SHARE = 5
+"""A capture of every operator inside the modules at fault takes up to this many times what the module ports take."""
 
 
 def run_diff(request: DiffRequest, job: Job) -> Result:
@@ -108,7 +110,7 @@ def _localise(
     budget = request.experiment.capture.budget_mib << 20
     digest_folders = [asker.job.folder / "passes" / f"{role}-digest" / "capture" for role in ("rollout", "trainer")]
     row_bytes = selection.bytes_per_row(*(Taps.open(folder) for folder in digest_folders))
-    chosen = selection.choose(data, differing_N, row_bytes, budget // 2)
+    chosen = selection.choose(data, differing_N, row_bytes, budget // OPERATOR_SHARE)
     plan = CapturePlan(store="tensors", sequences=chosen, budget_bytes=budget)
     valid_N = data.valid_N & selection.tokens_of(data, chosen)
     job.emit("pass 2", f"tensors of {len(chosen)} sequences on both sides")
