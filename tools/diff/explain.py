@@ -176,7 +176,7 @@ def _linear(
     source = next((pair for pair in suspect.inputs if pair.trainer.module == name and pair.trainer.port == "in0"), None)
     if source is None:
         raise Missing(f"the input of {name} is not paired")
-    inputs = {"x": bench.values(str(source.rollout), keys), "weight": bench.model.weight(name)}
+    inputs = {"x": bench.values(str(source.rollout), keys), "weight": bench.model.weight(name), "sequence": keys >> 32}
     return Observation("linear", inputs, ours, theirs, position=position_T)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHAPES: Mapping[str, Mapping[str, str]] = {
     "norm": {"x": "TH", "residual": "TH", "weight": "H", "out": "TH"},
     "rotary": {"x": "TQD", "positions": "T", "cos": "TE", "sin": "TE", "inv_freq": "E", "out": "TQD"},
-    "linear": {"x": "TK", "weight": "NK", "bias": "N", "out": "TN"},
+    "linear": {"x": "TK", "weight": "NK", "bias": "N", "sequence": "T", "out": "TN"},
     "attention": {"q": "TQD", "k": "SGD", "v": "SGD", "position": "T", "sink": "Q", "out": "TQD"},
     "activation": {"gate": "TF", "up": "TF", "out": "TF"},
     "router": {"logits": "TE", "out": "TE"},

@@ -87,8 +87,14 @@ def vllm_cpu_linear(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, An
 
 
 def torch_linear(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> torch.Tensor:
-    """torch.nn.functional.linear."""
-    return torch.nn.functional.linear(inputs["x"], inputs["weight"], inputs.get("bias"))
+    """torch.nn.functional.linear, over all rows or over groups of them."""
+    x_TK, linear = inputs["x"], torch.nn.functional.linear
+    number_T = inputs["sequence"] if scalars.get("rows") == "by sequence" else torch.arange(len(x_TK))
+    if not scalars.get("rows"):
+        return linear(x_TK, inputs["weight"], inputs.get("bias"))
+    groups = [torch.nonzero(number_T == number)[:, 0] for number in torch.unique(number_T)]
+    parts = torch.cat([linear(x_TK[rows], inputs["weight"], inputs.get("bias")) for rows in groups])
+    return parts[torch.argsort(torch.cat(groups))]
 
 
 def vllm_cpu_attention(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> torch.Tensor:
@@ -202,7 +208,10 @@ def torch_log_softmax(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, 
 OPERATORS: dict[str, tuple[tuple[Operator, dict[str, Any]], ...]] = {
     "norm": ((torch_norm, {}), (vllm_plain_norm, {}), (vllm_norm, {})),
     "rotary": ((torch_rotary, {}), (vllm_rotary, {})),
-    "linear": ((torch_linear, {}), (vllm_cpu_linear, {})),
+    "linear": (
+        (torch_linear, {}), (vllm_cpu_linear, {}), (torch_linear, {"rows": "by sequence"}),
+        (torch_linear, {"rows": "one by one"}),
+    ),
     "attention": (
         (torch_sdpa, {}), (torch_sdpa, {"gqa": "kernel"}), (torch_sdpa, {"mask": "explicit"}),
         (torch_sdpa, {"gqa": "kernel", "mask": "explicit"}), (torch_eager_attention, {}),

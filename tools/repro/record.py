@@ -18,7 +18,7 @@ TRANSPARENT = ("vllm",)
 """Namespaces whose operators are Python that calls other operators (and reads state no trace can hold): looked into."""
 
 
-class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class TraceRecorder(TorchDispatchMode):
     """Use as a context manager around one module call; then `finish()`.
 
     Tensors seen are kept alive until `finish`, so that no address is used twice: record one module, not a model.

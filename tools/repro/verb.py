@@ -82,7 +82,8 @@ def write(
     }
     manifest = ReproManifest(
         made_from={"divergence": artifact.identity(source)}, operator=number, operator_kind=item.kind,
-        rollout=ours.name, trainer=theirs.name, needs_vllm=ours.vllm or theirs.vllm, shrunk=line, before=small.before, after=small.after,
+        rollout=ours.name, trainer=theirs.name, needs_vllm=ours.vllm or theirs.vllm,
+        shrunk=line, before=small.before, after=small.after,
         runs=small.runs, fingerprint=fingerprint(seen),
     )  # fmt: skip
     artifact.write(made, manifest, {"inputs.safetensors": tensors}, texts)

@@ -23,6 +23,7 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
         Option("native", "PyTorch's own kernel", whole=True),
         Option("float32", "inputs widened, PyTorch's float32 product, one rounding", whole=True),
     ]
+    order += alone_options(seen)
     order += [
         Option(f"splits:{count}", f"K cut into {count} segments, their float32 sums added in ascending order")
         for count in SPLITS
@@ -64,6 +65,34 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
     return tuple(found)
 
 
+def alone_options(seen: Observation) -> list[Option]:
+    """The native kernel on fewer rows at a time: what it gives a row may follow how many there are."""
+    found = [Option("rows", "PyTorch's own kernel, each row by itself", cause="order_batch", whole=True)]
+    if seen.has("sequence"):
+        words = "PyTorch's own kernel, each sequence by itself"
+        found.insert(0, Option("sequences", words, cause="order_batch", whole=True))
+    return found
+
+
+def groups(seen: Observation, order: str) -> list[torch.Tensor]:
+    """Rows that go through the kernel together."""
+    rows = torch.arange(seen["x"].shape[0], device=seen["x"].device)
+    if order == "sequences":
+        return [rows[seen["sequence"] == number] for number in torch.unique(seen["sequence"])]
+    return list(rows[:, None]) if order == "rows" else [rows]
+
+
+def native(
+    seen: Observation, x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, order: str
+) -> torch.Tensor:
+    """PyTorch's own kernel over all rows or over groups of them."""
+    chosen = groups(seen, order)
+    if len(chosen) == 1:
+        return F.linear(x_TK, weight_NK, bias_N)
+    parts = torch.cat([F.linear(x_TK[rows], weight_NK, bias_N) for rows in chosen])
+    return parts[torch.argsort(torch.cat(chosen))]
+
+
 def cut_mantissa(x: torch.Tensor, *, nearest: bool) -> torch.Tensor:
     """float32 with the low 13 bits of the mantissa gone: by truncation, or to nearest (ties away, as cvt.rna.tf32)."""
     bits = x.float().contiguous().view(torch.int32)
@@ -79,9 +108,7 @@ def factor(x: torch.Tensor, how: str) -> torch.Tensor:
 
 
 def product(x_TK: torch.Tensor, weight_NK: torch.Tensor, order: str) -> torch.Tensor:
-    """x W^T in a stated order: [T, N] float32 (native: in the dtype of the factors)."""
-    if order == "native":
-        return F.linear(x_TK, weight_NK)
+    """x W^T in a stated order: [T, N] float32."""
     name, _, number = order.partition(":")
     if name == "float64":
         return (x_TK.double() @ weight_NK.double().t()).float()
@@ -104,13 +131,15 @@ def run(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
     out, precision = seen.rollout.dtype, pick.get("factors", "given")
     x_TK, weight_NK = factor(seen["x"], precision), factor(seen["weight"], precision)
     how = pick.get("bias", "none") if seen.has("bias") else "none"
-    if pick["order"] == "native" and how == "accumulator":
-        return F.linear(x_TK, weight_NK, seen["bias"].to(x_TK.dtype)).to(out)
-    y_TN = product(x_TK, weight_NK, pick["order"])
+    own = pick["order"] in ("native", "sequences", "rows")
+    if own and how == "accumulator":
+        return native(seen, x_TK, weight_NK, seen["bias"].to(x_TK.dtype), pick["order"]).to(out)
+    order = pick["order"]
+    y_TN = native(seen, x_TK, weight_NK, None, order) if own else product(x_TK, weight_NK, order)
     if how == "accumulator":
         y_TN = y_TN.float() + seen["bias"].float()
     y_TN = y_TN.to(torch.bfloat16).to(out) if pick.get("output") == "bf16" else y_TN.to(out)
     return y_TN + seen["bias"].to(out) if how == "rounded" else y_TN
 
 
-LINEAR = Arithmetic("linear", ("x",), settings, run)
+LINEAR = Arithmetic("linear", ("x", "sequence"), settings, run)

@@ -25,7 +25,7 @@ class Observation:
 
     norm        x [T, H], residual [T, H] (optional), weight [H]; eps
     rotary      x [T, heads, D], cos [T, D/2], sin [T, D/2], or positions [T] and inv_freq [D/2] instead of the tables
-    linear      x [T, K], weight [N, K], bias [N] (optional)
+    linear      x [T, K], weight [N, K], bias [N] (optional), sequence [T] (optional: which rows may have run together)
     attention   q [T, Hq, D], k [S, Hk, D], v [S, Hk, Dv], position [T] (index of each query in the keys),
                 sink [Hq] (optional); scale, window (0: none), softcap (0: none)
     activation  gate [T, F], up [T, F] (optional); name ("silu" or "gelu")

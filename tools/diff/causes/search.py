@@ -24,7 +24,7 @@ SAMPLE = 24
 """Rows with differences on which an arithmetic is tried before it is run on all."""
 ELEMENTS = 1 << 28
 """Output elements computed in one search, at most (samples and full runs together)."""
-SEVERITY = ("data", "formula", "precision", "path", "cast", "order_static")
+SEVERITY = ("data", "formula", "precision", "path", "cast", "order_static", "order_batch")
 """Which class names a difference of several steps: the one furthest from mere rounding."""
 
 
