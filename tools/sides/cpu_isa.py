@@ -18,11 +18,16 @@ def without_amx(isa: str) -> bool:
 
 
 def apply() -> None:
-    """Make ONEDNN_MAX_CPU_ISA count for everything in this process."""
-    if not without_amx(os.environ.get(VARIABLE, "")):
-        return
+    """Make ONEDNN_MAX_CPU_ISA count for everything in this process; where AMX is allowed, ask for the right to use it now.
+
+    oneDNN asks with its first AMX product. A first pass of one or two rows has none, and would end in vLLM's AMX attention.
+    """
     import torch
 
+    if not without_amx(os.environ.get(VARIABLE, "")):
+        if torch.cpu._is_amx_tile_supported():
+            torch.cpu._init_amx()
+        return
     for name in ("_is_amx_tile_supported", "_is_amx_fp16_supported"):
         if hasattr(torch.cpu, name):
             setattr(torch.cpu, name, lambda: False)
