@@ -142,7 +142,7 @@ class EngineRows:
             self._reached[name] = max(reached, start + length)
 
     def forced(self, sampled_R: torch.Tensor) -> torch.Tensor:
-        """The ids that must come out of this pass, in place of the drawn ones; rows of unfinished prompts keep theirs."""
+        """Head rows of this pass whose sampled token counts: at or behind the end of the sequence's prompt."""
         assert self.batch is not None
         if not self.follows:
             return sampled_R

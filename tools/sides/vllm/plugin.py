@@ -24,7 +24,7 @@ class PluginRequest(Model):
     taps: bool = False
     """Put opaque taps into the model before it is compiled."""
     tap_modules: tuple[str, ...] | None = None
-    """Modules to tap; None: every module that is called."""
+    """Modules to tap; None: those whose taps move no bit (see taps.py)."""
 
 
 def register() -> None:

@@ -127,7 +127,7 @@ class VllmSide(Side):
     def score(
         self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path
     ) -> Scores:
-        """Teacher-forced: the engine runs as when it samples, and each stored id is put in the place of the drawn one."""
+        """Teacher-forced: the engine runs as when it samples; each stored id is put in the place of the drawn one."""
         from samebits.tools.sides.vllm.scoring import score
 
         self._check_lengths([len(sequence.prompt) + len(sequence.sampled) for sequence in data.sequences])

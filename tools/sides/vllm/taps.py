@@ -1,9 +1,12 @@
-"""Taps that stay in a compiled or captured graph: an opaque operator digests the rows of a tensor into a buffer made beforehand.
+"""Taps that stay in a compiled or captured graph: an opaque operator digests rows into a buffer made beforehand.
 
-Hooks put in after the weights are loaded are traced with the modules; each calls `samebits::tap`, which the compiler neither
-sees into nor removes, since it writes to a buffer. After every pass the buffers are read with the row map. What is tapped are
-inputs and outputs of modules, as digests only. A module object used at several places (a shared rotary embedding) is left
-out: the graph cannot tell its calls apart.
+Hooks put in after the weights are loaded are traced with the modules; each calls `samebits::tap`, which the compiler
+neither sees into nor removes, since it writes to a buffer. After every pass the buffers are read with the row map.
+
+By default only what the compiler has to lay down in memory anyway is tapped: inputs and outputs of linears, attention
+and experts, and the embedding. A tap elsewhere (a norm, an activation, the residual stream) makes it round a value that
+it would have kept in float32, so the logprobs change: seen on CPU, on every token. A module object used at several
+places (a shared rotary embedding) is left out: the graph cannot tell its calls apart.
 
 Legend: T token rows of a pass.
 """
@@ -63,13 +66,17 @@ class Taps:
             self.buffers[number].zero_()
 
     def collect(self, recorder: Recorder, rows: int) -> None:
-        """After a pass of `rows` token rows (padding included): hand their digests to the recorder."""
+        """After a pass of `rows` token rows (padding included): hand their digests to the recorder.
+
+        Their order is negative, in the order of tracing: before the logits, which the recorder itself takes.
+        """
+        last = max((seen.order for seen in self.seen.values()), default=0)
         for number, seen in self.seen.items():
             place = self.place(number)
-            digests_T2 = self.buffers[number][:rows].cpu()
+            digests_T2 = self.buffers[number][:rows].to("cpu", copy=True)
             if bool(digests_T2.any(1).all()):
                 like = torch.empty_strided(seen.shape, seen.strides, dtype=seen.dtype, device="meta")
-                recorder.digests(place, digests_T2, self.kinds[number // PORTS], seen.order, like)
+                recorder.digests(place, digests_T2, self.kinds[number // PORTS], seen.order - last - 1, like)
             else:
                 self.left_out[str(place.site)] = "has other rows than the pass has tokens, or did not run in it"
         recorder.sink.untapped.update(self.left_out)
@@ -116,7 +123,7 @@ def put_taps(worker: Any, modules: tuple[str, ...] | None) -> None:
     for _, module in model.named_modules(remove_duplicate=False):
         uses[id(module)] = uses.get(id(module), 0) + 1
     for path, module in model.named_modules():
-        if path == "" or (modules is not None and path not in modules):
+        if path == "" or not (_laid_down(module) if modules is None else path in modules):
             continue
         if uses[id(module)] > 1:
             TAPS.left_out[path] = (
@@ -125,6 +132,17 @@ def put_taps(worker: Any, modules: tuple[str, ...] | None) -> None:
             continue
         _hook(module, path, most, device)
     CONTROL.taps = TAPS
+
+
+def _laid_down(module: torch.nn.Module) -> bool:
+    """Whether inputs and outputs of this module are those of kernels the compiler calls and does not write itself."""
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.model_executor.layers.linear import LinearBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    experts = "MoE" in type(module).__name__ and hasattr(module, "quant_method")
+    inside = (LinearBase, AttentionLayerBase, VocabParallelEmbedding)
+    return experts or (isinstance(module, inside) and not isinstance(module, ParallelLMHead))
 
 
 def _hook(module: torch.nn.Module, path: str, most: int, device: torch.device) -> None:
