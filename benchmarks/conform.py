@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,26 +45,33 @@ def differing(a: Tensor, b: Tensor) -> int:
     return int((a.contiguous().view(kind) != b.contiguous().view(kind)).sum())
 
 
-def linear_bits(rows: Rows) -> None:
-    """M of 1 to 300, then edges to 8192; row positions; neighbours."""
+def linear_bits(index: int) -> Rows:
+    """One shape: M of 1 to 300, then edges to 8192; row positions; neighbours."""
+    shape = linear_inputs.SHAPES[index]
     edges = sorted({e + s for p in range(9, 14) for e in (1 << p,) for s in (-1, 0, 1) if e + s <= LARGEST})
-    for shape in linear_inputs.SHAPES:
-        args = linear_inputs.draw(shape, LARGEST, torch.bfloat16, CUDA, 1, False)
-        x, weight, bias = args["x"], args["weight"], args["bias"]
-        truth = linear_contract(x, weight, bias)
-        found = sum(differing(linear(x[:m], weight, bias), truth[:m]) for m in [*range(1, DENSE + 1), *edges])
-        moved = beside = 0
-        for m in (2, 3, 17, 64, 130, 600):
-            for shift in (1, m // 2, m - 1):
-                moved += differing(linear(x[:m].roll(shift, 0), weight, bias), truth[:m].roll(shift, 0))
-            for value in (float("nan"), float("inf"), 1e38):
-                flood = torch.full_like(x[:m], value)
-                flood[m // 2] = x[m // 2]
-                beside += differing(linear(flood, weight, bias)[m // 2], truth[m // 2])
-        name = f"{shape['n']}x{shape['k']}{' bias' if bias is not None else ''}"
-        rows.append({"op": "linear", "case": name, "sweep of M": found, "positions": moved, "neighbours": beside})
-        print(rows[-1], flush=True)
-        del truth
+    args = linear_inputs.draw(shape, LARGEST, torch.bfloat16, CUDA, 1, False)
+    x, weight, bias = args["x"], args["weight"], args["bias"]
+    truth = linear_contract(x, weight, bias)
+    found = sum(differing(linear(x[:m], weight, bias), truth[:m]) for m in [*range(1, DENSE + 1), *edges])
+    moved = beside = 0
+    for m in (2, 3, 17, 64, 130, 600):
+        for shift in (1, m // 2, m - 1):
+            moved += differing(linear(x[:m].roll(shift, 0), weight, bias), truth[:m].roll(shift, 0))
+        for value in (float("nan"), float("inf"), 1e38):
+            flood = torch.full_like(x[:m], value)
+            flood[m // 2] = x[m // 2]
+            beside += differing(linear(flood, weight, bias)[m // 2], truth[m // 2])
+    bits = {"sweep of M": found, "positions": moved, "neighbours": beside}
+    row: dict[str, Any] = {
+        "op": "linear",
+        "case": f"{shape['n']}x{shape['k']}{' bias' if bias is not None else ''}",
+        **bits,
+    }
+    if shape["n"] * shape["k"] < 1 << 28:
+        args = linear_inputs.draw(shape, 64, torch.bfloat16, CUDA, 2, False)
+        exact = linear_reference(**args)
+        row["error ratio"] = error(linear(**args), exact) / error(linear_replaced(**args), exact)
+    return [row]
 
 
 def groups_bits(groups: Iterator[RowGroup], op: Callable[..., Tensor]) -> dict[str, int]:
@@ -88,21 +96,25 @@ def groups_bits(groups: Iterator[RowGroup], op: Callable[..., Tensor]) -> dict[s
     return found
 
 
-def attention_bits(rows: Rows) -> None:
-    """Cases against the contract, then companies, batch sizes and paths, paged and varlen."""
-    for name, inputs, op, contract in (
-        ("attention", attention_inputs, attention, attention_contract),
-        ("attention_varlen", varlen_inputs, attention_varlen, varlen_contract),
-    ):
-        for shape in inputs.SHAPES:  # type: ignore[attr-defined]
-            where = (shape, torch.bfloat16, CUDA, False)
-            cases = inputs.cases(*where)  # type: ignore[attr-defined]
-            row: dict[str, Any] = {"op": name, "case": str(dict(shape)), "contract": sum(differing(op(**c.args), contract(**c.args)) for c in cases)}
-            for kind in ("companies", "sweep", "paths"):
-                if hasattr(inputs, kind):
-                    row |= groups_bits(getattr(inputs, kind)(*where), op)
-            rows.append(row)
-            print(row, flush=True)
+def attention_bits(name: str, index: int) -> Rows:
+    """One shape, paged or varlen: cases against the contract and float64, then companies, batch sizes and paths."""
+    inputs, op, contract, reference, replaced = (
+        (attention_inputs, attention, attention_contract, attention_reference, attention_replaced)
+        if name == "attention"
+        else (varlen_inputs, attention_varlen, varlen_contract, varlen_reference, varlen_replaced)
+    )
+    shape = inputs.SHAPES[index]  # type: ignore[attr-defined]
+    where = (shape, torch.bfloat16, CUDA, False)
+    row: dict[str, Any] = {"op": name, "case": str(dict(shape)), "contract": 0, "error ratio": 0.0}
+    for case in inputs.cases(*where):  # type: ignore[attr-defined]
+        got, exact = op(**case.args), reference(**case.args)  # type: ignore[operator]
+        row["contract"] += differing(got, contract(**case.args))  # type: ignore[operator]
+        mine = error(got, exact)
+        row["error ratio"] = max(row["error ratio"], mine / error(replaced(**case.args), exact) if mine else 0.0)  # type: ignore[operator]
+    for kind in ("companies", "sweep", "paths"):
+        if hasattr(inputs, kind):
+            row |= groups_bits(getattr(inputs, kind)(*where), op)
+    return [row]
 
 
 def error(got: Tensor, exact: Tensor) -> float:
@@ -110,89 +122,120 @@ def error(got: Tensor, exact: Tensor) -> float:
     return float((got.double() - exact).norm() / exact.norm())
 
 
-def accuracy(rows: Rows) -> None:
-    """Errors against float64 over those of the operator replaced."""
-    for shape in linear_inputs.SHAPES:
-        if shape["n"] * shape["k"] < 1 << 28:
-            args = linear_inputs.draw(shape, 64, torch.bfloat16, CUDA, 2, False)
-            exact = linear_reference(**args)
-            ratio = error(linear(**args), exact) / error(linear_replaced(**args), exact)
-            rows.append({"op": "linear", "case": f"{shape['n']}x{shape['k']}", "error ratio": ratio})
-    for name, inputs, op, reference, replaced in (
-        ("attention", attention_inputs, attention, attention_reference, attention_replaced),
-        ("attention_varlen", varlen_inputs, attention_varlen, varlen_reference, varlen_replaced),
-    ):
-        for shape in inputs.SHAPES:  # type: ignore[attr-defined]
-            for case in inputs.cases(shape, torch.bfloat16, CUDA, False):  # type: ignore[attr-defined]
-                exact = reference(**case.args)  # type: ignore[operator]
-                mine, old = error(op(**case.args), exact), error(replaced(**case.args), exact)  # type: ignore[operator]
-                rows.append({"op": name, "case": f"{dict(shape)} {case.name}", "error ratio": mine / old if old else float(mine > 0), "own": mine})
-    worst = sorted(rows, key=lambda r: -float(r.get("error ratio", 0)))[:6]
-    print("accuracy, worst:", worst, flush=True)
-
-
-def gradients(rows: Rows) -> None:
+def gradients() -> Rows:
     """Gradients of varlen attention: error ratio to the replaced operator's, and equality from run to run."""
+    rows: Rows = []
     for shape in varlen_inputs.SHAPES[:4]:
         args = varlen_inputs.draw(shape, 700, torch.bfloat16, CUDA, 3, False)
         names = ("q", "k", "v")
         grad = torch.randn_like(args["q"])
 
-        def through(function: Callable[..., Tensor], wide: bool) -> tuple[Tensor, ...]:
-            leaves = [(args[n].double() if wide else args[n]).detach().requires_grad_() for n in names]
-            out = function(**{**args, **dict(zip(names, leaves, strict=True))})
-            return torch.autograd.grad(out, leaves, grad.to(out.dtype))
-
-        exact, old, mine, again = (through(f, w) for f, w in ((varlen_reference, True), (varlen_replaced, False), *[(attention_varlen, False)] * 2))
+        exact, old, mine, again = (
+            through(f, args, grad, w)
+            for f, w in ((varlen_reference, True), (varlen_replaced, False), *[(attention_varlen, False)] * 2)
+        )
         for n, e, o, m, a in zip(names, exact, old, mine, again, strict=True):
-            rows.append({"op": "gradient", "case": f"{dict(shape)} {n}", "error ratio": error(m, e) / error(o, e), "run to run": differing(m, a)})
-            print(rows[-1], flush=True)
+            rows.append(
+                {
+                    "op": "gradient",
+                    "case": f"{dict(shape)} {n}",
+                    "error ratio": error(m, e) / error(o, e),
+                    "run to run": differing(m, a),
+                }
+            )
+    return rows
 
 
-def foreign(rows: Rows) -> None:
+def through(function: Callable[..., Tensor], args: dict[str, Any], grad: Tensor, wide: bool) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v; wide: in float64."""
+    leaves = [(args[n].double() if wide else args[n]).detach().requires_grad_() for n in ("q", "k", "v")]
+    out = function(**{**args, **dict(zip(("q", "k", "v"), leaves, strict=True))})
+    return torch.autograd.grad(out, leaves, grad.to(out.dtype))
+
+
+def foreign() -> Rows:
     """A matmul that splits K keeps its bits in a process that uses the operator."""
     x, weight = torch.randn(16, 12288, device=CUDA).bfloat16(), torch.randn(512, 12288, device=CUDA).bfloat16()
     before = functional.linear(x, weight)
     mine = linear(x, weight)
-    rows.append({"op": "foreign matmul", "differs after": differing(before, functional.linear(x, weight)), "own bits unlike its": differing(before, mine)})
-    print(rows[-1], flush=True)
+    after = functional.linear(x, weight)
+    return [
+        {
+            "op": "foreign matmul",
+            "differs after": differing(before, after),
+            "own bits unlike its": differing(before, mine),
+        }
+    ]
 
 
-def side_by_side(rows: Rows) -> None:
+def side_by_side(library: Path | None) -> Rows:
     """A decode row beside a prefill that grows: FlashAttention 3 with one split, as vLLM's batch-invariant mode runs it, and ours."""
+    rows: Rows = []
+    if not fa3.load(library):
+        return rows
     for heads, key_heads, head in ((8, 8, 64), (32, 8, 64), (8, 1, 64), (8, 8, 128), (32, 8, 128), (8, 1, 128)):
         shape = {"heads": heads, "key_heads": key_heads, "head": head, "page": 16}
         one = attention_inputs.story(shape, 3000, torch.bfloat16, CUDA, 1, False)
-        row: dict[str, Any] = {"op": "beside a growing prefill", "case": str(shape), "fa3 changes at": [], "ours changes at": []}
+        row: dict[str, Any] = {
+            "op": "beside a growing prefill",
+            "case": str(shape),
+            "fa3 changes at": [],
+            "ours changes at": [],
+        }
         first: dict[str, Tensor] = {}
         for n in (1, 2, 4, 8, 9, 10, 16, 17, 33, 65, 129, 300):
             other = attention_inputs.story(shape, n, torch.bfloat16, CUDA, 2, False)
             args = attention_inputs.assemble(shape, [(one, 2999, 3000), (other, 0, n)], 3, False, 0.0)
-            call = fa3.Call(args["q"], key_heads, args["cu_seqlens_q"], args["seq_lens"], (args["max_query_len"], args["max_seq_len"]), 16, 1)
-            outs = {"fa3": call(args["q"], args["k_cache"], args["v_cache"], args["block_table"], args["scale"])[0].clone(), "ours": attention(**args)[0]}
+            call = fa3.Call(
+                args["q"],
+                key_heads,
+                args["cu_seqlens_q"],
+                args["seq_lens"],
+                (args["max_query_len"], args["max_seq_len"]),
+                16,
+                1,
+            )
+            outs = {
+                "fa3": call(args["q"], args["k_cache"], args["v_cache"], args["block_table"], args["scale"])[0].clone(),
+                "ours": attention(**args)[0],
+            }
             for name, out in outs.items():
                 if differing(out, first.setdefault(name, out)):
                     row[f"{name} changes at"].append(n)
         rows.append(row)
-        print(row, flush=True)
+    return rows
+
+
+def guarded(task: tuple[Callable[..., Rows], tuple[Any, ...]]) -> Rows:
+    """The rows of a task; a task that breaks gives a row that says so."""
+    function, args = task
+    try:
+        return function(*args)
+    except Exception as problem:
+        return [{"op": function.__name__, "case": str(args), "failed": f"{type(problem).__name__}: {problem}"}]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--fa3", type=Path)
+    parser.add_argument("--workers", type=int, default=8, help="processes that share the GPU; bits do not mind")
     options = parser.parse_args()
+    tasks: list[tuple[Callable[..., Rows], tuple[Any, ...]]] = [
+        (foreign, ()),
+        (gradients, ()),
+        (side_by_side, (options.fa3,)),
+    ]
+    tasks += [(attention_bits, ("attention", i)) for i in range(len(attention_inputs.SHAPES))]
+    tasks += [(attention_bits, ("attention_varlen", i)) for i in range(len(varlen_inputs.SHAPES))]
+    tasks += [(linear_bits, (i,)) for i in range(len(linear_inputs.SHAPES))]
     rows: Rows = []
-    steps: list[Callable[[Rows], None]] = [foreign, attention_bits, gradients, accuracy, linear_bits]
-    if fa3.load(options.fa3):
-        steps.append(side_by_side)
-    for step in steps:
-        try:
-            step(rows)
-        except Exception as problem:  # the other steps still tell something; the file says what broke
-            rows.append({"op": step.__name__, "failed": f"{type(problem).__name__}: {problem}"})
-            print(rows[-1], flush=True)
-        options.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+        for found in pool.imap_unordered(guarded, tasks):
+            rows += found
+            options.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+            for row in found:
+                print(row, flush=True)
 
 
 if __name__ == "__main__":

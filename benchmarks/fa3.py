@@ -24,7 +24,9 @@ def load(library: Path | None) -> bool:
 class Call:
     """One prepared call: like vLLM, the schedule is computed once per step, ahead of the layers. splits 0: free."""
 
-    def __init__(self, q: Tensor, key_heads: int, cu: Tensor, lens: Tensor, longest: tuple[int, int], page: int, splits: int = 0) -> None:
+    def __init__(
+        self, q: Tensor, key_heads: int, cu: Tensor, lens: Tensor, longest: tuple[int, int], page: int, splits: int = 0
+    ) -> None:
         self.splits, self.cu, self.lens, self.longest = splits, cu, lens, longest
         heads, size = q.shape[1:]
         self.out = torch.empty_like(q)

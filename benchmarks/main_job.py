@@ -20,8 +20,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES: dict[str, dict[str, object]] = {
     "qwen3-1.7b": {
-        "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
     },
     "tiny": {},
 }
@@ -88,11 +94,15 @@ def main() -> None:
     env = linked(work / "links")
     model = work / "model"
     begun = time.monotonic()
-    subprocess.run([sys.executable, "-c", MAKE, str(model), options.device, json.dumps(SHAPES[options.shape])], env=env, check=True)
+    subprocess.run(
+        [sys.executable, "-c", MAKE, str(model), options.device, json.dumps(SHAPES[options.shape])], env=env, check=True
+    )
     print(f"model written in {time.monotonic() - begun:.0f} s", flush=True)
     engine = "gpu_memory_utilization = 0.25" if options.device == "cuda" else ""
     for name, eager in (("default", "false"), ("eager", "true")):
-        text = EXPERIMENT.format(device=options.device, model=model, eager=eager, engine=engine, prompts=options.prompts)
+        text = EXPERIMENT.format(
+            device=options.device, model=model, eager=eager, engine=engine, prompts=options.prompts
+        )
         (work / f"{name}.toml").write_text(text, encoding="utf-8")
     jobs = {
         "measure": ["measure", "-c", str(work / "default.toml"), "--axes", "repeat,batch,decode_prefill"],

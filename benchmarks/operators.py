@@ -58,7 +58,9 @@ def summary(rows: list[Row]) -> dict[str, Any]:
 
 def commit() -> str | None:
     """The commit of this checkout, if git knows it."""
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
+    )
     return done.stdout.strip() or None
 
 
@@ -66,7 +68,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=["attention", "linear"])
-    parser.add_argument("--fa3", type=Path, help="the library of vLLM's FlashAttention 3, where vLLM itself is not installed")
+    parser.add_argument(
+        "--fa3", type=Path, help="the library of vLLM's FlashAttention 3, where vLLM itself is not installed"
+    )
     options = parser.parse_args()
     per_us = ceilings()
     print(f"copy {per_us[0] / 1e6:.2f} TB/s, bf16 product {per_us[1] / 1e6:.0f} TFLOP/s", flush=True)

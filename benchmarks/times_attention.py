@@ -28,7 +28,9 @@ class Cache:
 
     def __init__(self, head: int) -> None:
         self.head, self.pages = head, CACHE_BYTES // 2 // (PAGE * KEY_HEADS * head * 2)
-        self.k, self.v = (torch.randn(self.pages, PAGE, KEY_HEADS, head, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        self.k, self.v = (
+            torch.randn(self.pages, PAGE, KEY_HEADS, head, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+        )
 
     def tables(self, batch: int, length: int, most: int) -> torch.Tensor:
         """[copies, batch, pages] int32."""
@@ -38,7 +40,9 @@ class Cache:
         return order[: copies * batch * each].view(copies, batch, each).contiguous()
 
 
-def measure(cache: Cache, batch: int, query: int, length: int, has_fa3: bool, copies: int, replays: int) -> dict[str, float]:
+def measure(
+    cache: Cache, batch: int, query: int, length: int, has_fa3: bool, copies: int, replays: int
+) -> dict[str, float]:
     """Microseconds of ours and of FlashAttention 3, free and with one split, for equal sequences."""
     tokens = batch * query
     q = torch.randn(tokens, HEADS, cache.head, device="cuda").bfloat16()
@@ -65,10 +69,24 @@ def rows(per_us: tuple[float, float], library: Path | None) -> Iterator[dict[str
                 floor = batch * length * KEY_HEADS * head * 4 / per_us[0]
             else:
                 floor = 4 * batch * HEADS * head * query * length / 2 / per_us[1]
-            kind = ("decode" if query == 1 else "prefill") + ("" if head == 128 else " head 64") + ("" if query == 1 or batch == 1 else " batch 8")
-            row: dict[str, Any] = {"op": kind, "batch": batch, "length": length, "us": times["ours"], "floor_ratio": floor / times["ours"]}
+            kind = (
+                ("decode" if query == 1 else "prefill")
+                + ("" if head == 128 else " head 64")
+                + ("" if query == 1 or batch == 1 else " batch 8")
+            )
+            row: dict[str, Any] = {
+                "op": kind,
+                "batch": batch,
+                "length": length,
+                "us": times["ours"],
+                "floor_ratio": floor / times["ours"],
+            }
             if has_fa3:
-                row |= {"alternative_us": times["free"], "ratio": times["free"] / times["ours"], "one_split_us": times["one split"]}
+                row |= {
+                    "alternative_us": times["free"],
+                    "ratio": times["free"] / times["ours"],
+                    "one_split_us": times["one split"],
+                }
             yield row
         del cache
         torch.cuda.empty_cache()

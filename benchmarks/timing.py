@@ -48,7 +48,9 @@ def median_us(calls: Sequence[Callable[[], object]], replays: int = 7) -> float:
     return statistics.median(replay_us(graph_of(calls), len(calls), replays))
 
 
-def interleaved_us(arms: dict[str, Sequence[Callable[[], object]]], rounds: int = 3, replays: int = 5) -> dict[str, float]:
+def interleaved_us(
+    arms: dict[str, Sequence[Callable[[], object]]], rounds: int = 3, replays: int = 5
+) -> dict[str, float]:
     """Median microseconds of one call per arm; the arms take turns, `rounds` times."""
     graphs = {name: graph_of(calls) for name, calls in arms.items()}
     times: dict[str, list[float]] = {name: [] for name in arms}

@@ -26,26 +26,85 @@ EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 """Largest M of each row of the table; the last row holds for every larger M too."""
 NARROW = (
     *((8, 16, 512, w, s, True) for w, s in ((1, 3), (2, 3), (4, 3), (1, 4))),
-    *((8, 32, 256, 2, 4, True), (8, 32, 512, 4, 3, True), (8, 64, 256, 4, 4, True), (8, 64, 128, 4, 5, True), (8, 16, 1024, 2, 3, True)),
+    *(
+        (8, 32, 256, 2, 4, True),
+        (8, 32, 512, 4, 3, True),
+        (8, 64, 256, 4, 4, True),
+        (8, 64, 128, 4, 5, True),
+        (8, 16, 1024, 2, 3, True),
+    ),
     *((16, 8, 512, 1, 4, False), (16, 8, 1024, 1, 3, False), (16, 8, 512, 2, 4, False)),
-    *((16, 16, 512, 1, 3, False), (16, 16, 512, 2, 3, False), (16, 16, 256, 1, 5, False), (16, 16, 1024, 2, 3, False), (16, 16, 512, 2, 4, False)),
+    *(
+        (16, 16, 512, 1, 3, False),
+        (16, 16, 512, 2, 3, False),
+        (16, 16, 256, 1, 5, False),
+        (16, 16, 1024, 2, 3, False),
+        (16, 16, 512, 2, 4, False),
+    ),
     *((16, 32, 256, 2, 4, False), (16, 32, 512, 4, 3, False), (16, 64, 128, 4, 5, False)),
-    *((16, 16, 512, 2, 3, True), (16, 32, 256, 2, 4, True), (16, 64, 256, 4, 4, True), (16, 64, 128, 4, 6, True), (16, 128, 128, 4, 4, True)),
+    *(
+        (16, 16, 512, 2, 3, True),
+        (16, 32, 256, 2, 4, True),
+        (16, 64, 256, 4, 4, True),
+        (16, 64, 128, 4, 6, True),
+        (16, 128, 128, 4, 4, True),
+    ),
 )
 MIDDLE = (
-    *((32, 16, 256, 2, 4, False), (32, 16, 512, 2, 3, False), (32, 32, 256, 2, 4, False), (32, 32, 256, 4, 4, False), (32, 64, 128, 4, 5, False)),
-    *((32, 64, 256, 4, 3, True), (32, 64, 128, 4, 5, True), (32, 128, 128, 4, 4, True), (16, 16, 512, 2, 3, False), (32, 8, 512, 2, 4, False)),
-    *((64, 16, 256, 4, 4, False), (64, 16, 128, 4, 6, False), (64, 32, 256, 4, 4, False), (64, 32, 128, 4, 6, False), (64, 64, 128, 4, 5, False)),
-    *((64, 64, 128, 4, 5, True), (64, 128, 128, 4, 3, True), (64, 128, 64, 4, 5, True), (64, 64, 64, 4, 6, False), (64, 128, 128, 4, 3, False)),
+    *(
+        (32, 16, 256, 2, 4, False),
+        (32, 16, 512, 2, 3, False),
+        (32, 32, 256, 2, 4, False),
+        (32, 32, 256, 4, 4, False),
+        (32, 64, 128, 4, 5, False),
+    ),
+    *(
+        (32, 64, 256, 4, 3, True),
+        (32, 64, 128, 4, 5, True),
+        (32, 128, 128, 4, 4, True),
+        (16, 16, 512, 2, 3, False),
+        (32, 8, 512, 2, 4, False),
+    ),
+    *(
+        (64, 16, 256, 4, 4, False),
+        (64, 16, 128, 4, 6, False),
+        (64, 32, 256, 4, 4, False),
+        (64, 32, 128, 4, 6, False),
+        (64, 64, 128, 4, 5, False),
+    ),
+    *(
+        (64, 64, 128, 4, 5, True),
+        (64, 128, 128, 4, 3, True),
+        (64, 128, 64, 4, 5, True),
+        (64, 64, 64, 4, 6, False),
+        (64, 128, 128, 4, 3, False),
+    ),
 )
 SLIM = (
-    *((32, 16, 512, 4, 3, False), (32, 16, 256, 4, 5, False), (64, 16, 512, 4, 2, False), (16, 16, 1024, 4, 3, False), (16, 16, 512, 4, 3, False)),
-    *((32, 8, 512, 1, 3, False), (32, 8, 512, 4, 4, False), (16, 16, 512, 4, 4, True), (16, 32, 512, 4, 3, True), (32, 16, 512, 2, 3, True)),
+    *(
+        (32, 16, 512, 4, 3, False),
+        (32, 16, 256, 4, 5, False),
+        (64, 16, 512, 4, 2, False),
+        (16, 16, 1024, 4, 3, False),
+        (16, 16, 512, 4, 3, False),
+    ),
+    *(
+        (32, 8, 512, 1, 3, False),
+        (32, 8, 512, 4, 4, False),
+        (16, 16, 512, 4, 4, True),
+        (16, 32, 512, 4, 3, True),
+        (32, 16, 512, 2, 3, True),
+    ),
 )
 """For outputs so few that only small tiles fill the GPU, at any M."""
 WIDE = (
     *((128, 32, 128, 4, 5, False), (128, 64, 128, 4, 4, False), (128, 64, 64, 4, 6, False), (128, 64, 64, 8, 6, False)),
-    *((128, 128, 64, 8, 4, False), (128, 128, 64, 4, 4, False), (128, 128, 64, 4, 4, True), (128, 256, 64, 8, 3, False)),
+    *(
+        (128, 128, 64, 8, 4, False),
+        (128, 128, 64, 4, 4, False),
+        (128, 128, 64, 4, 4, True),
+        (128, 256, 64, 8, 3, False),
+    ),
     *((64, 256, 64, 4, 4, False), (128, 256, 64, 8, 4, True), (64, 256, 64, 8, 4, False)),
 )
 
@@ -102,7 +161,10 @@ def tune(N: int, K: int, has_bias: bool, log: list[dict[str, Any]]) -> list[list
         options: dict[str, tuple[list[Any], Any]] = {}
         algos = cublaslt.choices(problem, 8) if M > 1 and N % 8 == 0 else []
         for rank, algo in enumerate(algos):
-            options[f"cublaslt {rank}"] = (["cublaslt", None if rank == 0 else algo], partial(cublaslt.matmul, pinned=algo))
+            options[f"cublaslt {rank}"] = (
+                ["cublaslt", None if rank == 0 else algo],
+                partial(cublaslt.matmul, pinned=algo),
+            )
         for c in candidates(M, N):
             entry = ["triton", c.block_m, c.block_n, c.block_k, c.warps, c.stages, int(c.swap)]
             options[str(entry)] = (entry, partial(chain, config=c))
@@ -120,11 +182,29 @@ def tune(N: int, K: int, has_bias: bool, log: list[dict[str, Any]]) -> list[list
             if best is None or us < best[0]:
                 best = (us, entry)
         assert best is not None, (M, N, K)
-        if best[1][0] == "cublaslt" and best[1][1] is not None and found.get("cublaslt 0") and best[0] > 0.98 * float(found["cublaslt 0"]):
+        if (
+            best[1][0] == "cublaslt"
+            and best[1][1] is not None
+            and found.get("cublaslt 0")
+            and best[0] > 0.98 * float(found["cublaslt 0"])
+        ):
             best = (float(found["cublaslt 0"]), ["cublaslt", None])
         ratio = default / best[0]
-        log.append({"N": N, "K": K, "M": M, "default_us": default, "best_us": best[0], "ratio": ratio, "best": best[1], "all": found})
-        print(f"{N}x{K} M={M}: default {default:.2f} best {best[0]:.2f} ratio {ratio:.3f} {str(best[1])[:60]}", flush=True)
+        log.append(
+            {
+                "N": N,
+                "K": K,
+                "M": M,
+                "default_us": default,
+                "best_us": best[0],
+                "ratio": ratio,
+                "best": best[1],
+                "all": found,
+            }
+        )
+        print(
+            f"{N}x{K} M={M}: default {default:.2f} best {best[0]:.2f} ratio {ratio:.3f} {str(best[1])[:60]}", flush=True
+        )
         rows.append([None if M == EDGES[-1] else M, best[1]])
     return rows
 

@@ -9,9 +9,9 @@ from samebits.kernels.ops.attention.layout import SEGMENT_TILES, TILE, exponent_
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def contract_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, cu_ptr, len_ptr, c, B, table_stride, q_token_stride, k_page_stride, k_slot_stride,
+    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, cu_ptr, len_ptr, c, table_stride, q_token_stride, k_page_stride, k_slot_stride,
     k_head_stride, v_page_stride, v_slot_stride, v_head_stride, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     TILE: tl.constexpr, SEGMENT: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +59,7 @@ def contract_cuda(
     tokens, heads, size = q.shape
     if tokens:
         contract_kernel[(tokens, heads)](
-            q, k_cache, v_cache, out, block_table, cu_seqlens_q, seq_lens, exponent_scale(scale), seq_lens.shape[0], block_table.stride(0),
+            q, k_cache, v_cache, out, block_table, cu_seqlens_q, seq_lens, exponent_scale(scale), block_table.stride(0),
             q.stride(0), *k_cache.stride()[:3], *v_cache.stride()[:3], H=heads, GROUP=heads // k_cache.shape[2], D=size, PAGE=k_cache.shape[1],
             TILE=TILE, SEGMENT=TILE * SEGMENT_TILES, num_warps=4, num_stages=1,
         )  # fmt: skip

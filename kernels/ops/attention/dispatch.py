@@ -103,7 +103,6 @@ def _boxes(cache: Tensor) -> bool:
 def prefill_hopper(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, scale: float, out: Tensor,
     leave: int = ROWS, cu_seqlens_k: Tensor | None = None, segment_tiles: int = SEGMENT_TILES,
-    take_turns: bool = True,
 ) -> None:  # fmt: skip
     """As `prefill`, in Gluon. cu_seqlens_k: the caches are one page that holds the keys of all sequences side by side."""
     from samebits.kernels.ops.attention.gluon import prefill_hopper_kernel
@@ -128,7 +127,7 @@ def prefill_hopper(
         cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, seq_lens, exponent_scale(scale), batch, block_table.stride(0),
         k_cache.stride(0) // k_cache.stride(1), v_cache.stride(0) // v_cache.stride(1), heads, heads // k_cache.shape[2],
         leave, D=size, PAGE=k_cache.shape[1] if cu_seqlens_k is None else 0, BOX=box, SEGMENT_TILES=segment_tiles,
-        TAKE_TURNS=take_turns, num_warps=4,
+        num_warps=4,
     )  # fmt: skip
 
 

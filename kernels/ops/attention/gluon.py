@@ -78,19 +78,14 @@ def clear_tail(v_smem, valid):
 
 @gluon.jit
 def step(q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c,
-         SEGMENT_TILES: gl.constexpr, MASK: gl.constexpr, PART: gl.constexpr, TAKE_TURNS: gl.constexpr,
-         S: gl.constexpr, O: gl.constexpr, P: gl.constexpr):  # fmt: skip
+         SEGMENT_TILES: gl.constexpr, MASK: gl.constexpr, S: gl.constexpr, O: gl.constexpr, P: gl.constexpr):  # fmt: skip
     """Scores of tile j while the values of tile j - 1 are added; then its softmax, and at a segment's start the fold."""
-    k_full, k_free, v_full, v_free, turns = bars
+    k_full, k_free, v_full, v_free = bars
     slot, last = j % STAGES, (j - 1) % STAGES
     mbarrier.wait(k_full.index(slot), (j // STAGES) & 1)
-    if TAKE_TURNS:
-        mbarrier.wait(turns.index(PART), (j & 1) ^ (1 - PART))
     s_token = warpgroup_mma(q_smem, k_smem.index(slot).permute((1, 0)), gl.zeros([ROWS, TILE], gl.float32, S), use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(last), ((j - 1) // STAGES) & 1)
     acc_token = warpgroup_mma(p_RN, v_smem.index(last), acc_RD, is_async=True)
-    if TAKE_TURNS:
-        mbarrier.arrive(turns.index(1 - PART), count=1)
     s_RN = warpgroup_mma_wait(1, deps=[s_token])
     mbarrier.arrive(k_free.index(slot), count=1)
     if MASK:
@@ -114,11 +109,11 @@ def step(q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_
 
 @gluon.jit
 def consumer(q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h,
-             H, D: gl.constexpr, SEGMENT_TILES: gl.constexpr, PART: gl.constexpr, TAKE_TURNS: gl.constexpr):  # fmt: skip
+             H, D: gl.constexpr, SEGMENT_TILES: gl.constexpr, PART: gl.constexpr):  # fmt: skip
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
-    k_full, k_free, v_full, v_free, turns = bars
+    k_full, k_free, v_full, v_free = bars
     row_R = local + PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, S))
     position_R = kv_len - q_len + row_R
     full = (kv_len - q_len + local + PART * ROWS + 1) // TILE
@@ -129,11 +124,7 @@ def consumer(q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, 
     total_m_R, total_l_R = m_R, l_R
     mbarrier.wait(q_full, 0)
     mbarrier.wait(k_full.index(0), 0)
-    if TAKE_TURNS:
-        mbarrier.wait(turns.index(PART), 1 - PART)
     s_RN = warpgroup_mma(q_smem, k_smem.index(0).permute((1, 0)), gl.zeros([ROWS, TILE], gl.float32, S), use_acc=False, is_async=True)
-    if TAKE_TURNS:
-        mbarrier.arrive(turns.index(1 - PART), count=1)
     s_RN = warpgroup_mma_wait(0, deps=[s_RN])
     mbarrier.arrive(k_free.index(0), count=1)
     n_N = gl.arange(0, TILE, layout=gl.SliceLayout(0, S))
@@ -143,11 +134,11 @@ def consumer(q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, 
     acc_RD = gl.zeros([ROWS, D], gl.float32, O)
     for j in range(1, gl.minimum(full, tiles)):
         acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R = step(
-            q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c, SEGMENT_TILES, False, PART, TAKE_TURNS, S, O, P
+            q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c, SEGMENT_TILES, False, S, O, P
         )
     for j in range(gl.maximum(gl.minimum(full, tiles), 1), tiles):
         acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R = step(
-            q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c, SEGMENT_TILES, True, PART, TAKE_TURNS, S, O, P
+            q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c, SEGMENT_TILES, True, S, O, P
         )
     slot = (tiles - 1) % STAGES
     mbarrier.wait(v_full.index(slot), ((tiles - 1) // STAGES) & 1)
@@ -164,24 +155,31 @@ def consumer(q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, 
 
 
 @gluon.jit
-def load_tile(desc, boxes, first_box, bar, table_ptr, j, first_row, kv_len, column, ratio, D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr):
-    """One tile of keys or values into its slot: boxes of BOX rows x PANEL columns; PAGE 0: rows lie side by side from first_row on."""
-    mbarrier.expect(bar, TILE * D * 2)
+def rows_of_tile(table_ptr, j, first_row, kv_len, ratio, slots: gl.constexpr, BOX: gl.constexpr):
+    """The first cache row of each box of tile j; slots 0: rows lie side by side from first_row on. Loads only: they go out together."""
+    rows = ()
     for i in gl.static_range(TILE // BOX):
         n = j * TILE + i * BOX
-        if PAGE == 0:
-            row = first_row + n
+        if slots == 0:
+            rows = rows + (first_row + n,)
         else:
-            page = gl.load(table_ptr + gl.minimum(n, kv_len - 1) // PAGE)
-            row = page * ratio + n % PAGE
+            rows = rows + (gl.load(table_ptr + gl.minimum(n, kv_len - 1) // slots) * ratio + n % slots,)
+    return rows
+
+
+@gluon.jit
+def load_tile(desc, boxes, first_box, bar, rows, column, D: gl.constexpr, BOX: gl.constexpr):
+    """One tile of keys or values into its slot: boxes of BOX rows x PANEL columns."""
+    mbarrier.expect(bar, TILE * D * 2)
+    for i in gl.static_range(TILE // BOX):
         for panel in gl.static_range(D // PANEL):
-            tma.async_copy_global_to_shared(desc, [row, column + panel * PANEL], bar, boxes.index(first_box + panel * (TILE // BOX) + i))
+            tma.async_copy_global_to_shared(desc, [rows[i], column + panel * PANEL], bar, boxes.index(first_box + panel * (TILE // BOX) + i))
 
 
 @gluon.jit
 def producer(q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, bars, table_ptr, start, local, kv_start, kv_len, tiles, h, g, k_ratio, v_ratio,
              D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr):  # fmt: skip
-    k_full, k_free, v_full, v_free, turns = bars
+    k_full, k_free, v_full, v_free = bars
     BOXES: gl.constexpr = (TILE // BOX) * (D // PANEL)
     mbarrier.expect(q_full, 2 * ROWS * D * 2)
     for part in gl.static_range(2):
@@ -190,16 +188,18 @@ def producer(q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, bars, table_
     v_boxes = v_smem._reinterpret(v_smem.dtype, [STAGES * BOXES, BOX, PANEL], v_desc.layout)
     for j in range(tiles):
         slot, phase = j % STAGES, (j // STAGES) & 1
+        k_rows = rows_of_tile(table_ptr, j, kv_start, kv_len, k_ratio, PAGE, BOX)
+        v_rows = rows_of_tile(table_ptr, j, kv_start, kv_len, v_ratio, PAGE, BOX)
         mbarrier.wait(k_free.index(slot), phase ^ 1)
-        load_tile(k_desc, k_boxes, slot * BOXES, k_full.index(slot), table_ptr, j, kv_start, kv_len, g * D, k_ratio, D, PAGE, BOX)
+        load_tile(k_desc, k_boxes, slot * BOXES, k_full.index(slot), k_rows, g * D, D, BOX)
         mbarrier.wait(v_free.index(slot), phase ^ 1)
-        load_tile(v_desc, v_boxes, slot * BOXES, v_full.index(slot), table_ptr, j, kv_start, kv_len, g * D, v_ratio, D, PAGE, BOX)
+        load_tile(v_desc, v_boxes, slot * BOXES, v_full.index(slot), v_rows, g * D, D, BOX)
 
 
-@gluon.jit(do_not_specialize=["B", "k_ratio", "v_ratio", "H", "GROUP", "LEAVE"])
+@gluon.jit(do_not_specialize=["B", "table_stride", "k_ratio", "v_ratio", "H", "GROUP", "LEAVE"])
 def prefill_hopper_kernel(
     q_desc, k_desc, v_desc, out_ptr, table_ptr, cu_ptr, kv_cu_ptr, len_ptr, c, B, table_stride, k_ratio, v_ratio, H, GROUP, LEAVE,
-    D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, SEGMENT_TILES: gl.constexpr, TAKE_TURNS: gl.constexpr, num_warps: gl.constexpr,
+    D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, SEGMENT_TILES: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Program (head, tile of 128 query tokens), the longest first. LEAVE: rows up to which decode has the sequence."""
     BLOCK: gl.constexpr = 2 * ROWS
@@ -224,22 +224,19 @@ def prefill_hopper_kernel(
         k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         mbarrier.init(q_full, count=1)
-        for i in gl.static_range(2):
-            mbarrier.init(turns.index(i), count=1)
         for i in gl.static_range(STAGES):
             mbarrier.init(k_full.index(i), count=1)
             mbarrier.init(v_full.index(i), count=1)
             mbarrier.init(k_free.index(i), count=2)
             mbarrier.init(v_free.index(i), count=2)
         fence_async_shared()
-        bars = (k_full, k_free, v_full, v_free, turns)
+        bars = (k_full, k_free, v_full, v_free)
         table = table_ptr + b.to(gl.int64) * table_stride
         gl.warp_specialize(
             [
-                (consumer, (q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h, H, D, SEGMENT_TILES, 0, TAKE_TURNS)),
-                (consumer, (q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h, H, D, SEGMENT_TILES, 1, TAKE_TURNS)),
+                (consumer, (q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h, H, D, SEGMENT_TILES, 0)),
+                (consumer, (q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h, H, D, SEGMENT_TILES, 1)),
                 (
                     producer,
                     (q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, bars, table, start, local, kv_start, kv_len, tiles, h,

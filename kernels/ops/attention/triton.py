@@ -48,7 +48,7 @@ def pages_of(table_ptr, b, table_stride, n_N, kv_len, PAGE: tl.constexpr):
     return tl.load(table_ptr + b.to(tl.int64) * table_stride + n_N // PAGE, mask=n_N < kv_len, other=0).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["splits", "segments_most"])
+@triton.jit(do_not_specialize=["splits", "segments_most", "table_stride"])
 def decode_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, part_ptr, stat_ptr, table_ptr, cu_ptr, len_ptr, c, table_stride, q_token_stride, k_page_stride,
     k_slot_stride, k_head_stride, v_page_stride, v_slot_stride, v_head_stride, segments_most, splits, G: tl.constexpr, GROUP: tl.constexpr,
@@ -149,7 +149,7 @@ def find_sequence(cu_ptr, tile, B, BLOCK: tl.constexpr):
     return low - 1
 
 
-@triton.jit(do_not_specialize=["B"])
+@triton.jit(do_not_specialize=["B", "table_stride"])
 def prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, cu_ptr, len_ptr, c, B, table_stride, q_token_stride, k_page_stride, k_slot_stride,
     k_head_stride, v_page_stride, v_slot_stride, v_head_stride, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
