@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from samebits.tools.capture.recorder import Recorder
 
 _ALLOCATE = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided")
+_CASTS = ("aten.to.", "aten.type_as")
+"""Declared as views, since they may return their input; in inference mode they are not taken apart."""
 _NOT_NUMBERS = (
     "aten._unsafe_view.default",
     "aten.detach.default",
@@ -58,6 +60,7 @@ def kind_of(func: Any) -> Kind:
     sets = [set(r.alias_info.before_set) for r in schema.returns if r.alias_info is not None]
     returned = frozenset(n for n, s in written.items() if s and any(s & other for other in sets))
     views = bool(schema.returns) and not written and all(r.alias_info is not None for r in schema.returns)
+    views = views and not name.startswith(_CASTS)
     allocates = name.startswith(_ALLOCATE)
     skip = ""
     if views or name.startswith(_NOT_NUMBERS):

@@ -142,6 +142,21 @@ def test_written_arguments_are_outputs_and_unwritten_memory_is_no_input(tmp_path
     assert text == "(['T', 'T', 'T', 2.0], {})"
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_cast_is_an_operator_in_every_mode(tmp_path: Path, inference: bool) -> None:
+    """Inference mode shows `to` whole, and its schema calls it a view."""
+
+    class Cast(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to(torch.bfloat16)
+
+    with torch.inference_mode(inference):
+        taps = capture(Cast(), torch.randn(4, 2), folder=tmp_path, replay=True)
+    casts = [tap for tap in taps.manifest.taps if tap.site.op and tap.site.port in ("in0", "out0")]
+    assert [(tap.site.port, tap.dtype, tap.rows) for tap in casts] == [("in0", "float32", 4), ("out0", "bfloat16", 4)]
+    assert all(replay.equal for replay in taps.manifest.replays)
+
+
 def test_scalars_are_part_of_the_inputs(tmp_path: Path) -> None:
     class Plus(torch.nn.Module):
         amount = 1.0
