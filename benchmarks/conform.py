@@ -1,6 +1,7 @@
 """Bits and accuracy of linear and attention on this GPU: python benchmarks/conform.py --out FILE [--fa3 LIBRARY]
 
-Every line is a number of differing elements, which must be 0, or a ratio of errors. FlashAttention 3 stands beside for comparison.
+Every line is a number of differing elements, which must be 0, or a ratio of errors. FlashAttention 3 stands beside
+for comparison.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fa3
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from samebits.kernels.ops.attention import inputs as attention_inputs
 from samebits.kernels.ops.attention.contract import contract as attention_contract
 from samebits.kernels.ops.attention.op import attention
@@ -29,10 +34,6 @@ from samebits.kernels.ops.linear.op import linear
 from samebits.kernels.ops.linear.reference import reference as linear_reference
 from samebits.kernels.ops.linear.replaced import replaced as linear_replaced
 from samebits.kernels.ops.rows import RowGroup
-from torch import Tensor
-from torch.nn import functional
-
-import fa3
 
 CUDA = torch.device("cuda")
 DENSE, LARGEST = 300, 8192
@@ -169,7 +170,8 @@ def foreign() -> Rows:
 
 
 def side_by_side(library: Path | None) -> Rows:
-    """A decode row beside a prefill that grows: FlashAttention 3 with one split, as vLLM's batch-invariant mode runs it, and ours."""
+    """A decode row beside a prefill that grows: FlashAttention 3 with one split, as vLLM's batch-invariant mode runs
+    it, and ours."""
     rows: Rows = []
     if not fa3.load(library):
         return rows

@@ -31,14 +31,62 @@ class Call:
         heads, size = q.shape[1:]
         self.out = torch.empty_like(q)
         self.schedule = torch.ops._vllm_fa3_C.get_scheduler_metadata(
-            len(lens), *longest, heads, key_heads, size, size, q.dtype, lens, cu, None, None, None, None, page, 0, True, -1, -1, False, splits,
-            None, 0,
-        )  # fmt: skip
+            len(lens),
+            *longest,
+            heads,
+            key_heads,
+            size,
+            size,
+            q.dtype,
+            lens,
+            cu,
+            None,
+            None,
+            None,
+            None,
+            page,
+            0,
+            True,
+            -1,
+            -1,
+            False,
+            splits,
+            None,
+            0,
+        )
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, scale: float) -> Tensor:
         nothing = (None,) * 7
         torch.ops._vllm_fa3_C.fwd(
-            q, k_cache, v_cache, None, None, None, self.out, self.cu, None, None, None, self.lens, *self.longest, table, None, *nothing, scale,
-            True, -1, -1, 0.0, True, self.schedule, self.splits, None, 0, None, 1, 0, None,
-        )  # fmt: skip
+            q,
+            k_cache,
+            v_cache,
+            None,
+            None,
+            None,
+            self.out,
+            self.cu,
+            None,
+            None,
+            None,
+            self.lens,
+            *self.longest,
+            table,
+            None,
+            *nothing,
+            scale,
+            True,
+            -1,
+            -1,
+            0.0,
+            True,
+            self.schedule,
+            self.splits,
+            None,
+            0,
+            None,
+            1,
+            0,
+            None,
+        )
         return self.out

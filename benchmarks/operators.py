@@ -1,6 +1,7 @@
 """Times of the operators on this GPU: python benchmarks/operators.py --out FILE [--only NAME ...] [--fa3 LIBRARY]
 
-Per operator and shape: microseconds, the ratio to the fastest non-invariant alternative (above 1: ours is faster) and to the floor.
+Per operator and shape: microseconds, the ratio to the fastest non-invariant alternative (above 1: ours is faster)
+and to the floor.
 CUDA graphs, inputs rotated so that L2 is cold, arms interleaved, median of all replays.
 """
 
@@ -15,10 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import times_attention
 import times_linear
+import torch
 from timing import median_us
 
 Row = dict[str, Any]

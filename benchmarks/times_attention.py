@@ -1,4 +1,5 @@
-"""Rows of paged attention for operators.py: against vLLM's FlashAttention 3 with free splits; 32 query heads, 8 key heads, bf16."""
+"""Rows of paged attention for operators.py: against vLLM's FlashAttention 3 with free splits; 32 query heads, 8 key
+heads, bf16."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from samebits.kernels.ops.attention.dispatch import run
-
 import fa3
+import torch
 from timing import interleaved_us
+
+from samebits.kernels.ops.attention.dispatch import run
 
 HEADS, KEY_HEADS, PAGE = 32, 8, 16
 DECODE = (

@@ -1,4 +1,5 @@
-"""Rows of the linear operator for operators.py: against cuBLAS as PyTorch runs it, split-K allowed, weights cold in L2."""
+"""Rows of the linear operator for operators.py: against cuBLAS as PyTorch runs it, split-K allowed, weights cold in
+L2."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from samebits.kernels.ops.linear import dispatch, inputs
+from timing import copies_for, interleaved_us
 from torch.nn import functional
 
-from timing import copies_for, interleaved_us
+from samebits.kernels.ops.linear import dispatch, inputs
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -33,9 +34,14 @@ def rows(per_us: tuple[float, float]) -> Iterator[dict[str, Any]]:
             floor = max(2 * (N * K + M * K + M * N) / per_us[0], 2 * M * N * K / per_us[1])
             choice = dispatch.choose(M, N, K, x.dtype, True, bias is not None, 0)
             yield {
-                "op": "linear", "case": f"{N}x{K}{' bias' if bias is not None else ''}", "M": M, "us": times["ours"],
-                "alternative_us": times["default"], "ratio": times["default"] / times["ours"], "floor_ratio": floor / times["ours"],
+                "op": "linear",
+                "case": f"{N}x{K}{' bias' if bias is not None else ''}",
+                "M": M,
+                "us": times["ours"],
+                "alternative_us": times["default"],
+                "ratio": times["default"] / times["ours"],
+                "floor_ratio": floor / times["ours"],
                 "runs": choice.label,
-            }  # fmt: skip
+            }
         del weights
         torch.cuda.empty_cache()

@@ -1,6 +1,7 @@
 """Choose the table of the linear operator on this GPU: python benchmarks/tune_linear.py --out TABLE.json
 
-Every candidate must first give the contract's bits; only then is it timed, with weights cold in L2. The table is frozen: it is read
+Every candidate must first give the contract's bits; only then is it timed, with weights cold in L2. The table is
+frozen: it is read
 at run time and never made there.
 """
 
@@ -15,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from samebits.kernels.ops.linear import cublaslt, inputs
-from samebits.kernels.ops.linear.triton import PLAIN, Config, chain, linear_kernel
+from timing import copies_for, graph_of, replay_us
 from torch import Tensor
 from torch.nn import functional
 
-from timing import copies_for, graph_of, replay_us
+from samebits.kernels.ops.linear import cublaslt, inputs
+from samebits.kernels.ops.linear.triton import PLAIN, Config, chain, linear_kernel
 
 EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 """Largest M of each row of the table; the last row holds for every larger M too."""
@@ -116,7 +117,7 @@ def candidates(M: int, N: int) -> list[Config]:
         configs += tuple(c for c in NARROW + SLIM if c not in configs)
     if N > 8192:
         configs = tuple(c for c in configs if c[1] >= 16)
-    if M > 64 and N > 16384 or M > 1024 and N % 8 == 0 and N > 1024:
+    if (M > 64 and N > 16384) or (M > 1024 and N % 8 == 0 and N > 1024):
         configs = ()
     return [Config(*c) for c in configs]
 
@@ -127,10 +128,24 @@ def compile_one(config: Config, divisible: bool) -> None:
     size = 4096 if divisible else 4100
     try:
         linear_kernel.warmup(
-            pointer, pointer, pointer, pointer, 3, size, 4096, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-            SWAP=config.swap, EVEN_K=True, HAS_BIAS=False, PRECISION="ieee", num_warps=config.warps, num_stages=config.stages,
+            pointer,
+            pointer,
+            pointer,
+            pointer,
+            3,
+            size,
+            4096,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            BLOCK_K=config.block_k,
+            SWAP=config.swap,
+            EVEN_K=True,
+            HAS_BIAS=False,
+            PRECISION="ieee",
+            num_warps=config.warps,
+            num_stages=config.stages,
             grid=(1,),
-        )  # fmt: skip
+        )
     except Exception as error:  # a configuration that does not fit is left out by `measure` too
         print("does not compile:", config, type(error).__name__, str(error)[:100], flush=True)
 
@@ -205,7 +220,7 @@ def tune(N: int, K: int, has_bias: bool, log: list[dict[str, Any]]) -> list[list
         print(
             f"{N}x{K} M={M}: default {default:.2f} best {best[0]:.2f} ratio {ratio:.3f} {str(best[1])[:60]}", flush=True
         )
-        rows.append([None if M == EDGES[-1] else M, best[1]])
+        rows.append([None if EDGES[-1] == M else M, best[1]])
     return rows
 
 

@@ -6,10 +6,11 @@ T query tokens, H query heads, G key heads, D head size, N keys of a tile.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from samebits.kernels.ops.attention.checks import check
 from samebits.kernels.ops.attention.layout import SEGMENT_TILES, TILE, exponent_scale
 from samebits.kernels.ops.attention.reference import keys_of
-from torch import Tensor
 
 UNIT = 2.0**-22
 State = tuple[Tensor, Tensor, Tensor]
@@ -17,9 +18,16 @@ State = tuple[Tensor, Tensor, Tensor]
 
 
 def contract(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, max_query_len: int,
-    max_seq_len: int, scale: float,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float,
+) -> Tensor:
     """Arguments of op.attention: [T, H, D] in the dtype of q."""
     check(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale)
     if q.is_cuda:

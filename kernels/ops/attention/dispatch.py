@@ -6,9 +6,10 @@ import hashlib
 
 import torch
 import triton
+from torch import Tensor
+
 from samebits.kernels.ops.attention.layout import CONTRACT, SEGMENT, SEGMENT_TILES, TILE, exponent_scale
 from samebits.kernels.ops.attention.triton import ROWS, decode_kernel, merge_kernel, prefill_kernel
-from torch import Tensor
 
 BLOCK = 128
 PANEL = 64
@@ -26,16 +27,34 @@ def splits_for(batch: int, key_heads: int, most_segments: int, processors: int) 
 
 
 def run(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, max_query_len: int,
-    max_seq_len: int, scale: float,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float,
+) -> Tensor:
     """Arguments of op.attention: [T, H, D] in the dtype of q."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     heads, batch = q.shape[1], seq_lens.shape[0]
     if q.shape[0] == 0 or batch == 0:
         return out
     group = heads // k_cache.shape[2]
-    decode(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, min(max_query_len, ROWS // group), max_seq_len, scale, out)
+    decode(
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        cu_seqlens_q,
+        seq_lens,
+        min(max_query_len, ROWS // group),
+        max_seq_len,
+        scale,
+        out,
+    )
     if max_query_len * group > ROWS:
         kernel = prefill_hopper if fits_hopper(q, k_cache, v_cache) else prefill
         kernel(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, out)
@@ -43,10 +62,22 @@ def run(
 
 
 def decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, most_rows: int,
-    max_seq_len: int, scale: float, out: Tensor, splits: int | None = None, warps: int = 4, stages: int | None = None, early: bool = True,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    most_rows: int,
+    max_seq_len: int,
+    scale: float,
+    out: Tensor,
+    splits: int | None = None,
+    warps: int = 4,
+    stages: int | None = None,
+    early: bool = True,
     segment_tiles: int = SEGMENT_TILES,
-) -> None:  # fmt: skip
+) -> None:
     """The sequences whose rows (query tokens x group) fit one decode program."""
     heads, size = q.shape[1:]
     key_heads, batch = k_cache.shape[2], seq_lens.shape[0]
@@ -61,36 +92,106 @@ def decode(
         partial = torch.empty((q.shape[0] * heads * segments, size), dtype=torch.float32, device=q.device)
         stat = torch.empty((q.shape[0] * heads * segments, 2), dtype=torch.float32, device=q.device)
     decode_kernel[(batch * key_heads * splits,)](
-        q, k_cache, v_cache, out, partial, stat, block_table, cu_seqlens_q, seq_lens, exponent_scale(scale), block_table.stride(0),
-        q.stride(0), *k_cache.stride()[:3], *v_cache.stride()[:3], segments, splits, G=key_heads, GROUP=heads // key_heads, D=size,
-        PAGE=k_cache.shape[1], FINAL=splits == 1, EARLY=early, R=ROWS, TILE=TILE, SEGMENT_TILES=segment_tiles, num_warps=warps,
+        q,
+        k_cache,
+        v_cache,
+        out,
+        partial,
+        stat,
+        block_table,
+        cu_seqlens_q,
+        seq_lens,
+        exponent_scale(scale),
+        block_table.stride(0),
+        q.stride(0),
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        segments,
+        splits,
+        G=key_heads,
+        GROUP=heads // key_heads,
+        D=size,
+        PAGE=k_cache.shape[1],
+        FINAL=splits == 1,
+        EARLY=early,
+        R=ROWS,
+        TILE=TILE,
+        SEGMENT_TILES=segment_tiles,
+        num_warps=warps,
         num_stages=stages,
-    )  # fmt: skip
+    )
     if splits > 1:
         extra = {"launch_pdl": True} if early else {}
         merge_kernel[(heads * max(most_rows, 1), batch)](
-            partial, stat, out, cu_seqlens_q, seq_lens, segments, GROUP=heads // key_heads, D=size, H=heads, R=ROWS,
-            SEGMENT=segment_tiles * TILE, STEPS=8 if segments <= 8 else 32, EARLY=early, num_warps=1, **extra,
-        )  # fmt: skip
+            partial,
+            stat,
+            out,
+            cu_seqlens_q,
+            seq_lens,
+            segments,
+            GROUP=heads // key_heads,
+            D=size,
+            H=heads,
+            R=ROWS,
+            SEGMENT=segment_tiles * TILE,
+            STEPS=8 if segments <= 8 else 32,
+            EARLY=early,
+            num_warps=1,
+            **extra,
+        )
 
 
 def prefill(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, scale: float, out: Tensor,
-    leave: int = ROWS, warps: int = 8, stages: int = 2,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    out: Tensor,
+    leave: int = ROWS,
+    warps: int = 8,
+    stages: int = 2,
+) -> None:
     """The other sequences, on any GPU: tiles of BLOCK query tokens."""
     tokens, heads, size = q.shape
     batch = seq_lens.shape[0]
     prefill_kernel[(heads, tokens // BLOCK + batch)](
-        q, k_cache, v_cache, out, block_table, cu_seqlens_q, seq_lens, exponent_scale(scale), batch, block_table.stride(0), q.stride(0),
-        *k_cache.stride()[:3], *v_cache.stride()[:3], H=heads, GROUP=heads // k_cache.shape[2], D=size, PAGE=k_cache.shape[1], LEAVE=leave,
-        BLOCK=BLOCK, TILE=TILE, SEGMENT_TILES=SEGMENT_TILES, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+        q,
+        k_cache,
+        v_cache,
+        out,
+        block_table,
+        cu_seqlens_q,
+        seq_lens,
+        exponent_scale(scale),
+        batch,
+        block_table.stride(0),
+        q.stride(0),
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        H=heads,
+        GROUP=heads // k_cache.shape[2],
+        D=size,
+        PAGE=k_cache.shape[1],
+        LEAVE=leave,
+        BLOCK=BLOCK,
+        TILE=TILE,
+        SEGMENT_TILES=SEGMENT_TILES,
+        num_warps=warps,
+        num_stages=stages,
+    )
 
 
 def fits_hopper(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
     """Whether the Hopper kernel's TMA boxes describe these tensors."""
-    if not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9 or q.dtype == torch.float32 or k_cache.shape[1] < 16:
+    if (
+        not q.is_cuda
+        or torch.cuda.get_device_capability(q.device)[0] != 9
+        or q.dtype == torch.float32
+        or k_cache.shape[1] < 16
+    ):
         return False
     return q.data_ptr() % 16 == 0 and q.stride(0) % 8 == 0 and all(_boxes(cache) for cache in (k_cache, v_cache))
 
@@ -101,13 +202,24 @@ def _boxes(cache: Tensor) -> bool:
 
 
 def prefill_hopper(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, scale: float, out: Tensor,
-    leave: int = ROWS, cu_seqlens_k: Tensor | None = None, segment_tiles: int = SEGMENT_TILES,
-) -> None:  # fmt: skip
-    """As `prefill`, in Gluon. cu_seqlens_k: the caches are one page that holds the keys of all sequences side by side."""
-    from samebits.kernels.ops.attention.gluon import prefill_hopper_kernel
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    out: Tensor,
+    leave: int = ROWS,
+    cu_seqlens_k: Tensor | None = None,
+    segment_tiles: int = SEGMENT_TILES,
+) -> None:
+    """As `prefill`, in Gluon. cu_seqlens_k: the caches are one page that holds the keys of all sequences side by
+    side."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from samebits.kernels.ops.attention.gluon import prefill_hopper_kernel
 
     tokens, heads, size = q.shape
     batch = seq_lens.shape[0]
@@ -123,12 +235,28 @@ def prefill_hopper(
         return descriptor(cache, [rows, key_heads * size], cache.stride(1), [box, PANEL])
 
     prefill_hopper_kernel[(heads, tokens // BLOCK + batch)](
-        descriptor(q, [tokens, heads * size], q.stride(0), [BLOCK // 2, size]), rows_of(k_cache), rows_of(v_cache), out, block_table,
-        cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, seq_lens, exponent_scale(scale), batch, block_table.stride(0),
-        k_cache.stride(0) // k_cache.stride(1), v_cache.stride(0) // v_cache.stride(1), heads, heads // k_cache.shape[2],
-        leave, D=size, PAGE=k_cache.shape[1] if cu_seqlens_k is None else 0, BOX=box, SEGMENT_TILES=segment_tiles,
+        descriptor(q, [tokens, heads * size], q.stride(0), [BLOCK // 2, size]),
+        rows_of(k_cache),
+        rows_of(v_cache),
+        out,
+        block_table,
+        cu_seqlens_q,
+        cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k,
+        seq_lens,
+        exponent_scale(scale),
+        batch,
+        block_table.stride(0),
+        k_cache.stride(0) // k_cache.stride(1),
+        v_cache.stride(0) // v_cache.stride(1),
+        heads,
+        heads // k_cache.shape[2],
+        leave,
+        D=size,
+        PAGE=k_cache.shape[1] if cu_seqlens_k is None else 0,
+        BOX=box,
+        SEGMENT_TILES=segment_tiles,
         num_warps=4,
-    )  # fmt: skip
+    )
 
 
 def _interpreted() -> bool:

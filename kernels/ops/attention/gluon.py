@@ -1,6 +1,7 @@
 """Prefill attention for Hopper in Gluon: the arithmetic of `prefill_kernel` in triton.py, bit for bit.
 
-One producer warp moves keys and values by TMA; two consumer warpgroups of 64 query rows each overlap the score product of the next
+One producer warp moves keys and values by TMA; two consumer warpgroups of 64 query rows each overlap the score
+product of the next
 tile with the value product of the last one. The folded total of earlier segments waits in shared memory.
 R query rows of a warpgroup, N keys of a tile, D head size.
 """
@@ -50,17 +51,17 @@ def softmax_tile(s_RN, c, m_R, l_R):
 
 
 @gluon.jit
-def fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_smem, O: gl.constexpr):
+def fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_smem, OUT: gl.constexpr):
     """The segment's state onto the total in shared memory; returns maximum and sum of the total and its accumulator."""
     new_m_R = gl.maximum(total_m_R, m_R)
     base_R = gl.where(new_m_R == float("-inf"), 0.0, new_m_R)
     old_R, add_R = gl.exp2(total_m_R - base_R), gl.exp2(m_R - base_R)
     seen_R = m_R != float("-inf")
     total_l_R = gl.where(seen_R, total_l_R * old_R + l_R * add_R, total_l_R)
-    old_O = gl.expand_dims(gl.convert_layout(old_R, gl.SliceLayout(1, O)), 1)
-    add_O = gl.expand_dims(gl.convert_layout(add_R, gl.SliceLayout(1, O)), 1)
-    seen_O = gl.expand_dims(gl.convert_layout(m_R, gl.SliceLayout(1, O)), 1) != float("-inf")
-    total_RD = total_smem.load(O)
+    old_O = gl.expand_dims(gl.convert_layout(old_R, gl.SliceLayout(1, OUT)), 1)
+    add_O = gl.expand_dims(gl.convert_layout(add_R, gl.SliceLayout(1, OUT)), 1)
+    seen_O = gl.expand_dims(gl.convert_layout(m_R, gl.SliceLayout(1, OUT)), 1) != float("-inf")
+    total_RD = total_smem.load(OUT)
     total_RD = gl.where(seen_O, total_RD * old_O + acc_RD * add_O, total_RD)
     return new_m_R, total_l_R, total_RD
 
@@ -77,13 +78,36 @@ def clear_tail(v_smem, valid):
 
 
 @gluon.jit
-def step(q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c,
-         SEGMENT_TILES: gl.constexpr, MASK: gl.constexpr, S: gl.constexpr, O: gl.constexpr, P: gl.constexpr):  # fmt: skip
-    """Scores of tile j while the values of tile j - 1 are added; then its softmax, and at a segment's start the fold."""
+def step(
+    q_smem,
+    k_smem,
+    v_smem,
+    bars,
+    acc_RD,
+    p_RN,
+    m_R,
+    l_R,
+    total_m_R,
+    total_l_R,
+    total_smem,
+    position_R,
+    j,
+    kv_len,
+    c,
+    SEGMENT_TILES: gl.constexpr,
+    MASK: gl.constexpr,
+    S: gl.constexpr,
+    OUT: gl.constexpr,
+    P: gl.constexpr,
+):
+    """Scores of tile j while the values of tile j - 1 are added; then its softmax, and at a segment's start the
+    fold."""
     k_full, k_free, v_full, v_free = bars
     slot, last = j % STAGES, (j - 1) % STAGES
     mbarrier.wait(k_full.index(slot), (j // STAGES) & 1)
-    s_token = warpgroup_mma(q_smem, k_smem.index(slot).permute((1, 0)), gl.zeros([ROWS, TILE], gl.float32, S), use_acc=False, is_async=True)
+    s_token = warpgroup_mma(
+        q_smem, k_smem.index(slot).permute((1, 0)), gl.zeros([ROWS, TILE], gl.float32, S), use_acc=False, is_async=True
+    )
     mbarrier.wait(v_full.index(last), ((j - 1) // STAGES) & 1)
     acc_token = warpgroup_mma(p_RN, v_smem.index(last), acc_RD, is_async=True)
     s_RN = warpgroup_mma_wait(1, deps=[s_token])
@@ -99,46 +123,104 @@ def step(q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_
     mbarrier.arrive(v_free.index(last), count=1)
     p_RN = gl.convert_layout(wide_RN.to(v_smem.dtype), P)
     if fresh:
-        total_m_R, total_l_R, total_RD = fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_smem, O)
+        total_m_R, total_l_R, total_RD = fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_smem, OUT)
         total_smem.store(total_RD)
         acc_RD = gl.zeros_like(acc_RD)
     else:
-        acc_RD = acc_RD * gl.expand_dims(gl.convert_layout(alpha_R, gl.SliceLayout(1, O)), 1)
+        acc_RD = acc_RD * gl.expand_dims(gl.convert_layout(alpha_R, gl.SliceLayout(1, OUT)), 1)
     return acc_RD, p_RN, new_m_R, new_l_R, total_m_R, total_l_R
 
 
 @gluon.jit
-def consumer(q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h,
-             H, D: gl.constexpr, SEGMENT_TILES: gl.constexpr, PART: gl.constexpr):  # fmt: skip
+def consumer(
+    q_all,
+    k_smem,
+    v_smem,
+    total_all,
+    q_full,
+    bars,
+    out_ptr,
+    c,
+    start,
+    local,
+    q_len,
+    kv_len,
+    tiles,
+    h,
+    H,
+    D: gl.constexpr,
+    SEGMENT_TILES: gl.constexpr,
+    PART: gl.constexpr,
+):
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
-    k_full, k_free, v_full, v_free = bars
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    P: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
+    k_full, k_free, v_full, _ = bars
     row_R = local + PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, S))
     position_R = kv_len - q_len + row_R
     full = (kv_len - q_len + local + PART * ROWS + 1) // TILE
     q_smem, total_smem = q_all.index(PART), total_all.index(PART)
-    total_smem.store(gl.zeros([ROWS, D], gl.float32, O))
+    total_smem.store(gl.zeros([ROWS, D], gl.float32, OUT))
     m_R = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S))
     l_R = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, S))
     total_m_R, total_l_R = m_R, l_R
     mbarrier.wait(q_full, 0)
     mbarrier.wait(k_full.index(0), 0)
-    s_RN = warpgroup_mma(q_smem, k_smem.index(0).permute((1, 0)), gl.zeros([ROWS, TILE], gl.float32, S), use_acc=False, is_async=True)
+    s_RN = warpgroup_mma(
+        q_smem, k_smem.index(0).permute((1, 0)), gl.zeros([ROWS, TILE], gl.float32, S), use_acc=False, is_async=True
+    )
     s_RN = warpgroup_mma_wait(0, deps=[s_RN])
     mbarrier.arrive(k_free.index(0), count=1)
     n_N = gl.arange(0, TILE, layout=gl.SliceLayout(0, S))
     s_RN = gl.where(gl.expand_dims(n_N, 0) <= gl.expand_dims(position_R, 1), s_RN, float("-inf"))
-    wide_RN, m_R, l_R, alpha_R = softmax_tile(s_RN, c, m_R, l_R)
+    wide_RN, m_R, l_R, _ = softmax_tile(s_RN, c, m_R, l_R)
     p_RN = gl.convert_layout(wide_RN.to(v_smem.dtype), P)
-    acc_RD = gl.zeros([ROWS, D], gl.float32, O)
+    acc_RD = gl.zeros([ROWS, D], gl.float32, OUT)
     for j in range(1, gl.minimum(full, tiles)):
         acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R = step(
-            q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c, SEGMENT_TILES, False, S, O, P
+            q_smem,
+            k_smem,
+            v_smem,
+            bars,
+            acc_RD,
+            p_RN,
+            m_R,
+            l_R,
+            total_m_R,
+            total_l_R,
+            total_smem,
+            position_R,
+            j,
+            kv_len,
+            c,
+            SEGMENT_TILES,
+            False,
+            S,
+            OUT,
+            P,
         )
     for j in range(gl.maximum(gl.minimum(full, tiles), 1), tiles):
         acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R = step(
-            q_smem, k_smem, v_smem, bars, acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R, total_smem, position_R, j, kv_len, c, SEGMENT_TILES, True, S, O, P
+            q_smem,
+            k_smem,
+            v_smem,
+            bars,
+            acc_RD,
+            p_RN,
+            m_R,
+            l_R,
+            total_m_R,
+            total_l_R,
+            total_smem,
+            position_R,
+            j,
+            kv_len,
+            c,
+            SEGMENT_TILES,
+            True,
+            S,
+            OUT,
+            P,
         )
     slot = (tiles - 1) % STAGES
     mbarrier.wait(v_full.index(slot), ((tiles - 1) // STAGES) & 1)
@@ -146,24 +228,29 @@ def consumer(q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, 
         clear_tail(v_smem.index(slot), kv_len - (tiles - 1) * TILE)
     acc_RD = warpgroup_mma(p_RN, v_smem.index(slot), acc_RD, is_async=True)
     acc_RD = warpgroup_mma_wait(0, deps=[acc_RD])
-    total_m_R, total_l_R, total_RD = fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_smem, O)
-    out_RD = total_RD / gl.expand_dims(gl.convert_layout(total_l_R, gl.SliceLayout(1, O)), 1)
-    row_O = local + PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, O))
-    d_O = gl.arange(0, D, layout=gl.SliceLayout(0, O))
+    total_m_R, total_l_R, total_RD = fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_smem, OUT)
+    out_RD = total_RD / gl.expand_dims(gl.convert_layout(total_l_R, gl.SliceLayout(1, OUT)), 1)
+    row_O = local + PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, OUT))
+    d_O = gl.arange(0, D, layout=gl.SliceLayout(0, OUT))
     at = ((start + row_O).to(gl.int64) * H + h) * D
-    gl.store(out_ptr + gl.expand_dims(at, 1) + gl.expand_dims(d_O, 0), out_RD.to(out_ptr.dtype.element_ty), mask=gl.expand_dims(row_O < q_len, 1))
+    gl.store(
+        out_ptr + gl.expand_dims(at, 1) + gl.expand_dims(d_O, 0),
+        out_RD.to(out_ptr.dtype.element_ty),
+        mask=gl.expand_dims(row_O < q_len, 1),
+    )
 
 
 @gluon.jit
 def rows_of_tile(table_ptr, j, first_row, kv_len, ratio, slots: gl.constexpr, BOX: gl.constexpr):
-    """The first cache row of each box of tile j; slots 0: rows lie side by side from first_row on. Loads only: they go out together."""
+    """The first cache row of each box of tile j; slots 0: rows lie side by side from first_row on. Loads only: they
+    go out together."""
     rows = ()
     for i in gl.static_range(TILE // BOX):
         n = j * TILE + i * BOX
         if slots == 0:
-            rows = rows + (first_row + n,)
+            rows = rows + (first_row + n,)  # noqa: RUF005 (not in Gluon)
         else:
-            rows = rows + (gl.load(table_ptr + gl.minimum(n, kv_len - 1) // slots) * ratio + n % slots,)
+            rows = rows + (gl.load(table_ptr + gl.minimum(n, kv_len - 1) // slots) * ratio + n % slots,)  # noqa: RUF005
     return rows
 
 
@@ -173,12 +260,35 @@ def load_tile(desc, boxes, first_box, bar, rows, column, D: gl.constexpr, BOX: g
     mbarrier.expect(bar, TILE * D * 2)
     for i in gl.static_range(TILE // BOX):
         for panel in gl.static_range(D // PANEL):
-            tma.async_copy_global_to_shared(desc, [rows[i], column + panel * PANEL], bar, boxes.index(first_box + panel * (TILE // BOX) + i))
+            tma.async_copy_global_to_shared(
+                desc, [rows[i], column + panel * PANEL], bar, boxes.index(first_box + panel * (TILE // BOX) + i)
+            )
 
 
 @gluon.jit
-def producer(q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, bars, table_ptr, start, local, kv_start, kv_len, tiles, h, g, k_ratio, v_ratio,
-             D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr):  # fmt: skip
+def producer(
+    q_desc,
+    k_desc,
+    v_desc,
+    q_all,
+    k_smem,
+    v_smem,
+    q_full,
+    bars,
+    table_ptr,
+    start,
+    local,
+    kv_start,
+    kv_len,
+    tiles,
+    h,
+    g,
+    k_ratio,
+    v_ratio,
+    D: gl.constexpr,
+    PAGE: gl.constexpr,
+    BOX: gl.constexpr,
+):
     k_full, k_free, v_full, v_free = bars
     BOXES: gl.constexpr = (TILE // BOX) * (D // PANEL)
     mbarrier.expect(q_full, 2 * ROWS * D * 2)
@@ -198,9 +308,28 @@ def producer(q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, bars, table_
 
 @gluon.jit(do_not_specialize=["B", "table_stride", "k_ratio", "v_ratio", "H", "GROUP", "LEAVE"])
 def prefill_hopper_kernel(
-    q_desc, k_desc, v_desc, out_ptr, table_ptr, cu_ptr, kv_cu_ptr, len_ptr, c, B, table_stride, k_ratio, v_ratio, H, GROUP, LEAVE,
-    D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, SEGMENT_TILES: gl.constexpr, num_warps: gl.constexpr,
-):  # fmt: skip
+    q_desc,
+    k_desc,
+    v_desc,
+    out_ptr,
+    table_ptr,
+    cu_ptr,
+    kv_cu_ptr,
+    len_ptr,
+    c,
+    B,
+    table_stride,
+    k_ratio,
+    v_ratio,
+    H,
+    GROUP,
+    LEAVE,
+    D: gl.constexpr,
+    PAGE: gl.constexpr,
+    BOX: gl.constexpr,
+    SEGMENT_TILES: gl.constexpr,
+    num_warps: gl.constexpr,
+):
     """Program (head, tile of 128 query tokens), the longest first. LEAVE: rows up to which decode has the sequence."""
     BLOCK: gl.constexpr = 2 * ROWS
     h = gl.program_id(0)
@@ -235,14 +364,79 @@ def prefill_hopper_kernel(
         table = table_ptr + b.to(gl.int64) * table_stride
         gl.warp_specialize(
             [
-                (consumer, (q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h, H, D, SEGMENT_TILES, 0)),
-                (consumer, (q_all, k_smem, v_smem, total_all, q_full, bars, out_ptr, c, start, local, q_len, kv_len, tiles, h, H, D, SEGMENT_TILES, 1)),
+                (
+                    consumer,
+                    (
+                        q_all,
+                        k_smem,
+                        v_smem,
+                        total_all,
+                        q_full,
+                        bars,
+                        out_ptr,
+                        c,
+                        start,
+                        local,
+                        q_len,
+                        kv_len,
+                        tiles,
+                        h,
+                        H,
+                        D,
+                        SEGMENT_TILES,
+                        0,
+                    ),
+                ),
+                (
+                    consumer,
+                    (
+                        q_all,
+                        k_smem,
+                        v_smem,
+                        total_all,
+                        q_full,
+                        bars,
+                        out_ptr,
+                        c,
+                        start,
+                        local,
+                        q_len,
+                        kv_len,
+                        tiles,
+                        h,
+                        H,
+                        D,
+                        SEGMENT_TILES,
+                        1,
+                    ),
+                ),
                 (
                     producer,
-                    (q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, bars, table, start, local, kv_start, kv_len, tiles, h,
-                     h // GROUP, k_ratio, v_ratio, D, PAGE, BOX),
+                    (
+                        q_desc,
+                        k_desc,
+                        v_desc,
+                        q_all,
+                        k_smem,
+                        v_smem,
+                        q_full,
+                        bars,
+                        table,
+                        start,
+                        local,
+                        kv_start,
+                        kv_len,
+                        tiles,
+                        h,
+                        h // GROUP,
+                        k_ratio,
+                        v_ratio,
+                        D,
+                        PAGE,
+                        BOX,
+                    ),
                 ),
             ],
             [4, 1],
             [240, 24],
-        )  # fmt: skip
+        )

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from samebits.kernels.ops.attention.layout import SEGMENT
 from samebits.kernels.ops.rows import HUGE, Args, Call, Case, RowGroup, Shape
-from torch import Tensor
 
 
 def _shape(heads: int, key_heads: int, head: int, page: int = 16) -> Shape:
@@ -16,7 +17,14 @@ def _shape(heads: int, key_heads: int, head: int, page: int = 16) -> Shape:
 
 
 SHAPES: tuple[Shape, ...] = (
-    *(_shape(32, 8, 128), _shape(16, 8, 128), _shape(32, 8, 64), _shape(8, 8, 128), _shape(8, 1, 64), _shape(12, 4, 128)),
+    *(
+        _shape(32, 8, 128),
+        _shape(16, 8, 128),
+        _shape(32, 8, 64),
+        _shape(8, 8, 128),
+        _shape(8, 1, 64),
+        _shape(12, 4, 128),
+    ),
     *(_shape(10, 2, 64), _shape(12, 2, 128), _shape(14, 2, 64), _shape(32, 8, 128, 64)),
 )
 SMALL_SHAPES: tuple[Shape, ...] = (_shape(2, 1, 64), _shape(4, 2, 64, 32))
@@ -40,7 +48,8 @@ Part = tuple[Story, int, int]
 
 
 def story(shape: Shape, length: int, dtype: torch.dtype, device: torch.device, seed: int, exact: bool) -> Story:
-    """A sequence of `length` tokens. exact: one-hot queries and small integers, whose sums are the same in every order."""
+    """A sequence of `length` tokens. exact: one-hot queries and small integers, whose sums are the same in every
+    order."""
     rng = torch.Generator(device=device).manual_seed(seed)
     heads, key_heads, head = shape["heads"], shape["key_heads"], shape["head"]
     if exact:
@@ -61,7 +70,10 @@ def assemble(shape: Shape, parts: Sequence[Part], seed: int, exact: bool, rest: 
     rng = torch.Generator().manual_seed(seed)
     order = torch.randperm(sum(counts) + 2, generator=rng).to(device)
     table = torch.zeros((len(parts), max(counts)), dtype=torch.int32, device=device)
-    caches = [torch.full((len(order) * page, shape["key_heads"], shape["head"]), rest, dtype=first.k.dtype, device=device) for _ in range(2)]
+    caches = [
+        torch.full((len(order) * page, shape["key_heads"], shape["head"]), rest, dtype=first.k.dtype, device=device)
+        for _ in range(2)
+    ]
     used = 0
     for b, ((one, _, stop), count) in enumerate(zip(parts, counts, strict=True)):
         pages = order[used : used + count]
@@ -94,7 +106,8 @@ def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed
 
 
 def cases(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -> list[Case]:
-    """Decode, prefill, chunks and a mix at the edges of tiles and segments; one token; large scores; equal keys; interleaved caches."""
+    """Decode, prefill, chunks and a mix at the edges of tiles and segments; one token; large scores; equal keys;
+    interleaved caches."""
 
     def parts(*spans: tuple[int, int]) -> list[Part]:
         return [(story(shape, stop, dtype, device, 7 * stop + start, exact), start, stop) for start, stop in spans]
@@ -102,7 +115,9 @@ def cases(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -
     large = device.type == "cuda"
     spans = {
         "one token": [(0, 1)],
-        "decode at edges": [(n - 1, n) for n in (1, 2, 127, 128, 129, SEGMENT, SEGMENT + 1, *((4096, 4097) if large else ()))],
+        "decode at edges": [
+            (n - 1, n) for n in (1, 2, 127, 128, 129, SEGMENT, SEGMENT + 1, *((4096, 4097) if large else ()))
+        ],
         "prefill": [(0, 33), (0, 130), *([(0, SEGMENT + 1), (0, 1500)] if large else ())],
         "chunk behind a cached prefix": [(100, 140), *([(SEGMENT, SEGMENT + 300), (1000, 1001)] if large else ())],
         "mixed": [(69, 70), (0, 40), (20, 22), (129, 130)],
@@ -119,7 +134,8 @@ def cases(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -
 
 
 def companies(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -> Iterator[RowGroup]:
-    """A decode row alone, among other sequences, at every place, beside prefills, and beside huge, NaN and Inf sequences."""
+    """A decode row alone, among other sequences, at every place, beside prefills, and beside huge, NaN and Inf
+    sequences."""
     length = 1100 if device.type == "cuda" else 140
     one = (story(shape, length, dtype, device, 201, exact), length - 1, length)
     others = [(story(shape, n, dtype, device, 300 + n, exact), n - 1, n) for n in (1, 90, 129, 260)]
@@ -128,14 +144,22 @@ def companies(shape: Shape, dtype: torch.dtype, device: torch.device, exact: boo
     def calls() -> Iterator[Call]:
         yield Call("alone", assemble(shape, [one], 1, exact), (0,))
         for place in range(len(others) + 1):
-            yield Call(f"place {place} of 5", assemble(shape, [*others[:place], one, *others[place:]], 2 + place, exact), (place,))
+            yield Call(
+                f"place {place} of 5",
+                assemble(shape, [*others[:place], one, *others[place:]], 2 + place, exact),
+                (place,),
+            )
         for n in prefills:
             beside = (story(shape, n, dtype, device, 400 + n, exact), 0, n)
             yield Call(f"behind a prefill of {n}", assemble(shape, [beside, one], 10, exact), (n,))
             yield Call(f"before a prefill of {n}", assemble(shape, [one, beside], 11, exact), (0,))
         for word, value in (("huge", HUGE[dtype]), ("NaN", NAN), ("Inf", float("inf"))):
             bad = Story(*(torch.full_like(t, value) for t in (others[2][0].q, others[2][0].k, others[2][0].v)))
-            yield Call(f"beside a {word} sequence", assemble(shape, [(bad, 128, 129), one, (bad, 0, 40)], 12, exact, value), (1,))
+            yield Call(
+                f"beside a {word} sequence",
+                assemble(shape, [(bad, 128, 129), one, (bad, 0, 40)], 12, exact, value),
+                (1,),
+            )
 
     yield RowGroup("alone, in company, every place, any neighbour, beside prefills of 1 to 2048 tokens", calls())
 
@@ -144,12 +168,19 @@ def sweep(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -
     """The same decode rows in batches of 1 to 256 (16 on CPU)."""
     large = device.type == "cuda"
     sizes = [*range(1, 41), 63, 64, 65, 127, 128, 129, 255, 256] if large else [1, 2, 3, 5, 16]
-    parts = [(story(shape, 1 + i * 37 % 900 if large else 1 + i * 11, dtype, device, 500 + i, exact)) for i in range(sizes[-1])]
+    parts = [
+        (story(shape, 1 + i * 37 % 900 if large else 1 + i * 11, dtype, device, 500 + i, exact))
+        for i in range(sizes[-1])
+    ]
 
     def calls() -> Iterator[Call]:
         for size in reversed(sizes):
             some: list[Part] = [(one, len(one.q) - 1, len(one.q)) for one in parts[:size]]
-            yield Call(f"batch {size}", assemble(shape, some, size, exact), tuple(i if i < size else None for i in range(sizes[-1])))
+            yield Call(
+                f"batch {size}",
+                assemble(shape, some, size, exact),
+                tuple(i if i < size else None for i in range(sizes[-1])),
+            )
 
     yield RowGroup("batch size", calls())
 
@@ -173,10 +204,18 @@ def paths(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -
         for chunk in (2, 3, 16, 100, 128, 500) if large else (3, 64):
             for start in range(0, length, chunk) if chunk > 64 else range(0, length, chunk * 13):
                 stop = min(start + chunk, length)
-                yield Call(f"chunk {start} to {stop}", assemble(shape, [(one, start, stop)], 3, exact), rows(start, stop))
+                yield Call(
+                    f"chunk {start} to {stop}", assemble(shape, [(one, start, stop)], 3, exact), rows(start, stop)
+                )
         for start in (16, 100, SEGMENT, SEGMENT + 1) if large else (16,):
-            yield Call(f"behind {start} cached tokens", assemble(shape, [(one, start, length)], 4, exact), rows(start, length))
+            yield Call(
+                f"behind {start} cached tokens", assemble(shape, [(one, start, length)], 4, exact), rows(start, length)
+            )
         mixed: list[Part] = [(other, 0, len(other.q)), (one, length - 30, length), (other, 4, 5)]
-        yield Call("mixed with a prefill and a decode", assemble(shape, mixed, 5, exact), rows(length - 30, length, len(other.q)))
+        yield Call(
+            "mixed with a prefill and a decode",
+            assemble(shape, mixed, 5, exact),
+            rows(length - 30, length, len(other.q)),
+        )
 
     yield RowGroup("prefill, decode, chunks, cached prefix, mixed", calls())

@@ -26,9 +26,16 @@ def attend(q_THD: Tensor, k_NGD: Tensor, v_NGD: Tensor, scale: float) -> Tensor:
 
 
 def reference(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, max_query_len: int,
-    max_seq_len: int, scale: float,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float,
+) -> Tensor:
     """Arguments of op.attention: float64 [T, H, D]."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()

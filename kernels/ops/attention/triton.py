@@ -50,12 +50,38 @@ def pages_of(table_ptr, b, table_stride, n_N, kv_len, PAGE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["splits", "segments_most", "table_stride"])
 def decode_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, part_ptr, stat_ptr, table_ptr, cu_ptr, len_ptr, c, table_stride, q_token_stride, k_page_stride,
-    k_slot_stride, k_head_stride, v_page_stride, v_slot_stride, v_head_stride, segments_most, splits, G: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, PAGE: tl.constexpr, FINAL: tl.constexpr, EARLY: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    part_ptr,
+    stat_ptr,
+    table_ptr,
+    cu_ptr,
+    len_ptr,
+    c,
+    table_stride,
+    q_token_stride,
+    k_page_stride,
+    k_slot_stride,
+    k_head_stride,
+    v_page_stride,
+    v_slot_stride,
+    v_head_stride,
+    segments_most,
+    splits,
+    G: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    FINAL: tl.constexpr,
+    EARLY: tl.constexpr,
+    R: tl.constexpr,
+    TILE: tl.constexpr,
     SEGMENT_TILES: tl.constexpr,
-):  # fmt: skip
-    """Program (sequence, key head, split): whole segments, each started afresh. FINAL (one split): folded here; else partials for the merge."""
+):
+    """Program (sequence, key head, split): whole segments, each started afresh. FINAL (one split): folded here; else
+    partials for the merge."""
     split = tl.program_id(0) % splits
     g = (tl.program_id(0) // splits) % G
     b = tl.program_id(0) // (splits * G)
@@ -77,7 +103,11 @@ def decode_kernel(
     pos_R = kv_len - q_len + r // GROUP
     q_at = (start + r // GROUP).to(tl.int64) * q_token_stride + (g * GROUP + r % GROUP) * D
     q_RD = tl.load(q_ptr + q_at[:, None] + d[None, :], mask=live_R[:, None], other=0.0)
-    m_R, l_R, acc_RD = tl.full((R,), float("-inf"), tl.float32), tl.zeros((R,), tl.float32), tl.zeros((R, D), tl.float32)
+    m_R, l_R, acc_RD = (
+        tl.full((R,), float("-inf"), tl.float32),
+        tl.zeros((R,), tl.float32),
+        tl.zeros((R, D), tl.float32),
+    )
     total_m_R, total_l_R, total_RD = m_R, l_R, acc_RD
     for tile in range(first, last):
         n_N = tile * TILE + tl.arange(0, TILE)
@@ -95,7 +125,11 @@ def decode_kernel(
                 tl.store(part_ptr + at_R[:, None] * D + d[None, :], acc_RD, mask=live_R[:, None])
                 tl.store(stat_ptr + at_R * 2, m_R, mask=live_R)
                 tl.store(stat_ptr + at_R * 2 + 1, l_R, mask=live_R)
-            m_R, l_R, acc_RD = tl.full((R,), float("-inf"), tl.float32), tl.zeros((R,), tl.float32), tl.zeros((R, D), tl.float32)
+            m_R, l_R, acc_RD = (
+                tl.full((R,), float("-inf"), tl.float32),
+                tl.zeros((R,), tl.float32),
+                tl.zeros((R, D), tl.float32),
+            )
     if FINAL:
         out_RD = total_RD / total_l_R[:, None]
         tl.store(out_ptr + row_R[:, None] * D + d[None, :], out_RD.to(out_ptr.dtype.element_ty), mask=live_R[:, None])
@@ -103,10 +137,22 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["segments_most"])
 def merge_kernel(
-    part_ptr, stat_ptr, out_ptr, cu_ptr, len_ptr, segments_most, GROUP: tl.constexpr, D: tl.constexpr, H: tl.constexpr, R: tl.constexpr,
-    SEGMENT: tl.constexpr, STEPS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """Program (query row of the decode kernel, head, sequence): the partials of its segments, ascending, by the same fold."""
+    part_ptr,
+    stat_ptr,
+    out_ptr,
+    cu_ptr,
+    len_ptr,
+    segments_most,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    R: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    STEPS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Program (query row of the decode kernel, head, sequence): the partials of its segments, ascending, by the same
+    fold."""
     b = tl.program_id(1)
     h = tl.program_id(0) % H
     i = tl.program_id(0) // H
@@ -125,12 +171,12 @@ def merge_kernel(
             inside = at + step < segments
             place = row * segments_most + at + step
             m = tl.load(stat_ptr + place * 2, mask=inside, other=float("-inf"))
-            l = tl.load(stat_ptr + place * 2 + 1, mask=inside, other=0.0)
+            norm = tl.load(stat_ptr + place * 2 + 1, mask=inside, other=0.0)
             acc_D = tl.load(part_ptr + place * D + d, mask=d * 0 + at + step < segments, other=0.0)
             new_m = tl.maximum(total_m, m)
             base = tl.where(new_m == float("-inf"), 0.0, new_m)
             old, add = tl.exp2(total_m - base), tl.exp2(m - base)
-            total_l = tl.where(m != float("-inf"), total_l * old + l * add, total_l)
+            total_l = tl.where(m != float("-inf"), total_l * old + norm * add, total_l)
             total_D = tl.where(m != float("-inf"), total_D * old + acc_D * add, total_D)
             total_m = new_m
     tl.store(out_ptr + row * D + d, (total_D / total_l).to(out_ptr.dtype.element_ty))
@@ -151,11 +197,34 @@ def find_sequence(cu_ptr, tile, B, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["B", "table_stride"])
 def prefill_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, cu_ptr, len_ptr, c, B, table_stride, q_token_stride, k_page_stride, k_slot_stride,
-    k_head_stride, v_page_stride, v_slot_stride, v_head_stride, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    LEAVE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SEGMENT_TILES: tl.constexpr,
-):  # fmt: skip
-    """Program (head, tile of BLOCK query tokens): all its keys, segments folded in registers. LEAVE: rows up to which decode has the sequence."""
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    table_ptr,
+    cu_ptr,
+    len_ptr,
+    c,
+    B,
+    table_stride,
+    q_token_stride,
+    k_page_stride,
+    k_slot_stride,
+    k_head_stride,
+    v_page_stride,
+    v_slot_stride,
+    v_head_stride,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    LEAVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    SEGMENT_TILES: tl.constexpr,
+):
+    """Program (head, tile of BLOCK query tokens): all its keys, segments folded in registers. LEAVE: rows up to
+    which decode has the sequence."""
     h = tl.program_id(0)
     tile_q = tl.num_programs(1) - 1 - tl.program_id(1)
     b = find_sequence(cu_ptr, tile_q, B, BLOCK)
@@ -171,20 +240,34 @@ def prefill_kernel(
     token_R = (start + local + r).to(tl.int64)
     pos_R = kv_len - q_len + local + r
     q_RD = tl.load(q_ptr + token_R[:, None] * q_token_stride + h * D + d[None, :], mask=live_R[:, None], other=0.0)
-    m_R, l_R, acc_RD = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK, D), tl.float32)
+    m_R, l_R, acc_RD = (
+        tl.full((BLOCK,), float("-inf"), tl.float32),
+        tl.zeros((BLOCK,), tl.float32),
+        tl.zeros((BLOCK, D), tl.float32),
+    )
     total_m_R, total_l_R, total_RD = m_R, l_R, acc_RD
     tiles = tl.cdiv(tl.minimum(kv_len, kv_len - q_len + local + BLOCK), TILE)
-    for tile in range(0, tiles):
+    for tile in range(tiles):
         n_N = tile * TILE + tl.arange(0, TILE)
         page_N = pages_of(table_ptr, b, table_stride, n_N, kv_len, PAGE)
         k_at = page_N * k_page_stride + (n_N % PAGE) * k_slot_stride
-        k_ND = tl.load(k_ptr + (h // GROUP) * k_head_stride + k_at[:, None] + d[None, :], mask=(n_N < kv_len)[:, None], other=0.0)
+        k_ND = tl.load(
+            k_ptr + (h // GROUP) * k_head_stride + k_at[:, None] + d[None, :], mask=(n_N < kv_len)[:, None], other=0.0
+        )
         v_at = page_N * v_page_stride + (n_N % PAGE) * v_slot_stride
-        v_ND = tl.load(v_ptr + (h // GROUP) * v_head_stride + v_at[:, None] + d[None, :], mask=(n_N < kv_len)[:, None], other=0.0)
+        v_ND = tl.load(
+            v_ptr + (h // GROUP) * v_head_stride + v_at[:, None] + d[None, :], mask=(n_N < kv_len)[:, None], other=0.0
+        )
         m_R, l_R, acc_RD = attend_tile(q_RD, k_ND, v_ND, n_N[None, :] <= pos_R[:, None], c, m_R, l_R, acc_RD)
         if tile % SEGMENT_TILES == SEGMENT_TILES - 1:
             total_m_R, total_l_R, total_RD = fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_RD)
-            m_R, l_R, acc_RD = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK, D), tl.float32)
+            m_R, l_R, acc_RD = (
+                tl.full((BLOCK,), float("-inf"), tl.float32),
+                tl.zeros((BLOCK,), tl.float32),
+                tl.zeros((BLOCK, D), tl.float32),
+            )
     total_m_R, total_l_R, total_RD = fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_RD)
     out_RD = total_RD / total_l_R[:, None]
-    tl.store(out_ptr + (token_R * H + h)[:, None] * D + d[None, :], out_RD.to(out_ptr.dtype.element_ty), mask=live_R[:, None])
+    tl.store(
+        out_ptr + (token_R * H + h)[:, None] * D + d[None, :], out_RD.to(out_ptr.dtype.element_ty), mask=live_R[:, None]
+    )

@@ -5,19 +5,32 @@ T tokens, H query heads, G key heads, D head size.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
+from torch import Tensor
+
 from samebits.kernels.ops.attention import contract as paged
 from samebits.kernels.ops.check import require
-from torch import Tensor
 
 NAME = "attention_varlen"
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> None:
     """Refuse what the paged operator's own check cannot see."""
-    require(q.dim() == k.dim() == v.dim() == 3, NAME, "q must be [tokens, heads, head size], k and v [tokens, key heads, head size]")
-    require(q.shape[0] == k.shape[0] == v.shape[0], NAME, f"q, k, v have {q.shape[0]}, {k.shape[0]}, {v.shape[0]} tokens")
-    require(cu_seqlens.dim() == 1 and cu_seqlens.shape[0] >= 1, NAME, f"cu_seqlens has shape {tuple(cu_seqlens.shape)}; it must be [B + 1]")
+    require(
+        q.dim() == k.dim() == v.dim() == 3,
+        NAME,
+        "q must be [tokens, heads, head size], k and v [tokens, key heads, head size]",
+    )
+    require(
+        q.shape[0] == k.shape[0] == v.shape[0], NAME, f"q, k, v have {q.shape[0]}, {k.shape[0]}, {v.shape[0]} tokens"
+    )
+    require(
+        cu_seqlens.dim() == 1 and cu_seqlens.shape[0] >= 1,
+        NAME,
+        f"cu_seqlens has shape {tuple(cu_seqlens.shape)}; it must be [B + 1]",
+    )
 
 
 def table_of(cu_seqlens: Tensor, max_seq_len: int) -> Tensor:
@@ -41,18 +54,25 @@ def contract_backward(
     """Gradients of q, k and v: plain PyTorch in float32, each sequence recomputed; the same from run to run."""
     grads = tuple(torch.zeros_like(t) for t in (q, k, v))
     bounds = cu_seqlens.tolist()
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in pairwise(bounds):
         if a < b:
-            for whole, part in zip(grads, _sequence_backward(*(t[a:b].float() for t in (grad, q, k, v)), scale), strict=True):
+            for whole, part in zip(
+                grads, _sequence_backward(*(t[a:b].float() for t in (grad, q, k, v)), scale), strict=True
+            ):
                 whole[a:b] = part.to(whole.dtype)
     return grads
 
 
-def _sequence_backward(grad_THD: Tensor, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def _sequence_backward(
+    grad_THD: Tensor, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """The textbook formulas for one sequence, query t against key n."""
     tokens, key_heads, size = k_TGD.shape
     group = q_THD.shape[1] // key_heads
-    q, k, v, grad = (t.transpose(0, 1) for t in (q_THD, k_TGD.repeat_interleave(group, 1), v_TGD.repeat_interleave(group, 1), grad_THD))
+    q, k, v, grad = (
+        t.transpose(0, 1)
+        for t in (q_THD, k_TGD.repeat_interleave(group, 1), v_TGD.repeat_interleave(group, 1), grad_THD)
+    )
     hidden = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
     p_Htn = (q @ k.mT * scale).masked_fill(hidden, float("-inf")).softmax(-1)
     dp_Htn = grad @ v.mT

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from samebits.kernels.ops.attention import dispatch as paged
 from samebits.kernels.ops.attention_varlen.contract import table_of
-from torch import Tensor
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: int, scale: float) -> Tensor:

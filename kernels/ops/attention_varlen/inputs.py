@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+
 from samebits.kernels.ops.attention import inputs as paged
 from samebits.kernels.ops.attention.inputs import NAN, Story, story
 from samebits.kernels.ops.rows import HUGE, Args, Call, Case, RowGroup, Shape
@@ -21,7 +22,12 @@ def join(shape: Shape, stories: Sequence[Story], exact: bool) -> Args:
     lengths = [len(one.q) for one in stories]
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=stories[0].q.device)
     tensors = {name: torch.cat([getattr(one, name) for one in stories]) for name in ("q", "k", "v")}
-    return {**tensors, "cu_seqlens": bounds, "max_seq_len": max(lengths), "scale": 0.6931471805599453 if exact else shape["head"] ** -0.5}
+    return {
+        **tensors,
+        "cu_seqlens": bounds,
+        "max_seq_len": max(lengths),
+        "scale": 0.6931471805599453 if exact else shape["head"] ** -0.5,
+    }
 
 
 def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed: int, exact: bool) -> Args:
@@ -37,7 +43,11 @@ def cases(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -
     def call(*lengths: int) -> Args:
         return join(shape, [story(shape, n, dtype, device, 11 * n + i, exact) for i, n in enumerate(lengths)], exact)
 
-    found = [Case("one token", call(1)), Case("at edges of a tile", call(127, 128, 129)), Case("short sequences", call(1, 2, 3, 1, 5))]
+    found = [
+        Case("one token", call(1)),
+        Case("at edges of a tile", call(127, 128, 129)),
+        Case("short sequences", call(1, 2, 3, 1, 5)),
+    ]
     if large:
         found.append(Case("at edges of a segment", call(511, 512, 513, 1500)))
     if not exact:
@@ -55,7 +65,11 @@ def companies(shape: Shape, dtype: torch.dtype, device: torch.device, exact: boo
         yield Call("alone", join(shape, [one], exact), tuple(range(length)))
         for place in range(len(others) + 1):
             before = sum(len(o.q) for o in others[:place])
-            yield Call(f"place {place}", join(shape, [*others[:place], one, *others[place:]], exact), tuple(range(before, before + length)))
+            yield Call(
+                f"place {place}",
+                join(shape, [*others[:place], one, *others[place:]], exact),
+                tuple(range(before, before + length)),
+            )
         for word, value in (("huge", HUGE[dtype]), ("NaN", NAN), ("Inf", float("inf"))):
             bad = Story(*(torch.full_like(t, value) for t in (others[1].q, others[1].k, others[1].v)))
             yield Call(f"between {word} sequences", join(shape, [bad, one, bad], exact), tuple(range(40, 40 + length)))
@@ -71,6 +85,8 @@ def sweep(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -
     def calls() -> Iterator[Call]:
         for size in reversed(sizes):
             cut = Story(one.q[:size], one.k[:size], one.v[:size])
-            yield Call(f"{size} tokens", join(shape, [cut], exact), tuple(i if i < size else None for i in range(sizes[-1])))
+            yield Call(
+                f"{size} tokens", join(shape, [cut], exact), tuple(i if i < size else None for i in range(sizes[-1]))
+            )
 
     yield RowGroup("length of the sequence", calls())

@@ -1,13 +1,15 @@
-"""Varlen causal attention: `samebits::attention_varlen`, with fake and autograd. T tokens, H query heads, G key heads, D head size."""
+"""Varlen causal attention: `samebits::attention_varlen`, with fake and autograd. T tokens, H query heads, G key
+heads, D head size."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from samebits.kernels.ops.attention.checks import check as check_paged
 from samebits.kernels.ops.attention_varlen.contract import check, contract, contract_backward
-from torch import Tensor
 
 
 @torch.library.custom_op("samebits::attention_varlen", mutates_args=())
@@ -61,8 +63,10 @@ attention_varlen_op.register_autograd(_backward, setup_context=_save)
 
 
 def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: int, scale: float) -> Tensor:
-    """Causal attention inside each sequence, by the contract in kernels/ops/attention/README.md: [T, H, D] in the dtype of q.
+    """Causal attention inside each sequence, by the contract in kernels/ops/attention/README.md: [T, H, D] in the
+    dtype of q.
 
-    q [T, H, D], k, v [T, G, D], heads side by side; cu_seqlens [B + 1] int32 starts at 0 and ends at T; max_seq_len bounds the lengths.
+    q [T, H, D], k, v [T, G, D], heads side by side; cu_seqlens [B + 1] int32 starts at 0 and ends at T; max_seq_len
+    bounds the lengths.
     """
     return attention_varlen_op(q, k, v, cu_seqlens, max_seq_len, scale)

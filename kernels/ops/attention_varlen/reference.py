@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
-from samebits.kernels.ops.attention.reference import attend
 from torch import Tensor
+
+from samebits.kernels.ops.attention.reference import attend
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: int, scale: float) -> Tensor:
     """Arguments of op.attention_varlen: float64 [T, H, D]; differentiable in q, k and v."""
     bounds = cu_seqlens.tolist()
-    parts = [attend(*(t[a:b].double() for t in (q, k, v)), scale) for a, b in zip(bounds, bounds[1:], strict=False) if a < b]
+    parts = [attend(*(t[a:b].double() for t in (q, k, v)), scale) for a, b in pairwise(bounds) if a < b]
     return torch.cat(parts) if parts else q.double()

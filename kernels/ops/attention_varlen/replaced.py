@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -11,8 +13,12 @@ def replaced(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: i
     """Arguments of op.attention_varlen: [T, H, D] in the dtype of q."""
     bounds = cu_seqlens.tolist()
     parts = []
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in pairwise(bounds):
         if a < b:
             one = [t[a:b].transpose(0, 1)[None] for t in (q, k, v)]
-            parts.append(functional.scaled_dot_product_attention(*one, is_causal=True, scale=scale, enable_gqa=True)[0].transpose(0, 1))
+            parts.append(
+                functional.scaled_dot_product_attention(*one, is_causal=True, scale=scale, enable_gqa=True)[
+                    0
+                ].transpose(0, 1)
+            )
     return torch.cat(parts) if parts else q

@@ -8,19 +8,38 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from samebits.kernels.ops.attention.layout import exponent_scale
 from samebits.kernels.ops.attention.triton import find_sequence
-from torch import Tensor
 
 BLOCK = 64
 
 
 @triton.jit(do_not_specialize=["B"])
 def query_grad_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, grad_ptr, dq_ptr, lse_ptr, delta_ptr, cu_ptr, c, scale, B, q_stride, k_stride, v_stride, H: tl.constexpr,
-    GROUP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Program (head, query tile): the row's log-sum-exp in a first pass over its keys, the gradient of q in a second."""
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    grad_ptr,
+    dq_ptr,
+    lse_ptr,
+    delta_ptr,
+    cu_ptr,
+    c,
+    scale,
+    B,
+    q_stride,
+    k_stride,
+    v_stride,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (head, query tile): the row's log-sum-exp in a first pass over its keys, the gradient of q in a
+    second."""
     h = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     b = find_sequence(cu_ptr, tile, B, BLOCK)
@@ -36,13 +55,19 @@ def query_grad_kernel(
     at_RD = (token_R * H + h)[:, None] * D + d[None, :]
     q_RD = tl.load(q_ptr + (token_R * q_stride + h * D)[:, None] + d[None, :], mask=live_R[:, None], other=0.0)
     grad_RD = tl.load(grad_ptr + at_RD, mask=live_R[:, None], other=0.0)
-    delta_R = tl.sum(grad_RD.to(tl.float32) * tl.load(out_ptr + at_RD, mask=live_R[:, None], other=0.0).to(tl.float32), 1)
+    delta_R = tl.sum(
+        grad_RD.to(tl.float32) * tl.load(out_ptr + at_RD, mask=live_R[:, None], other=0.0).to(tl.float32), 1
+    )
     m_R, l_R = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for first in range(0, local + BLOCK, BLOCK):
         n = first + tl.arange(0, BLOCK)
         key_N = (start + n).to(tl.int64)
-        k_ND = tl.load(k_ptr + (key_N * k_stride + (h // GROUP) * D)[:, None] + d[None, :], mask=(n < length)[:, None], other=0.0)
-        s_RN = tl.where(n[None, :] <= r[:, None], tl.dot(q_RD, tl.trans(k_ND), input_precision="ieee") * c, float("-inf"))
+        k_ND = tl.load(
+            k_ptr + (key_N * k_stride + (h // GROUP) * D)[:, None] + d[None, :], mask=(n < length)[:, None], other=0.0
+        )
+        s_RN = tl.where(
+            n[None, :] <= r[:, None], tl.dot(q_RD, tl.trans(k_ND), input_precision="ieee") * c, float("-inf")
+        )
         new_m_R = tl.maximum(m_R, tl.max(s_RN, 1))
         l_R = l_R * tl.exp2(m_R - new_m_R) + tl.sum(tl.exp2(s_RN - new_m_R[:, None]), 1)
         m_R = new_m_R
@@ -53,8 +78,12 @@ def query_grad_kernel(
     for first in range(0, local + BLOCK, BLOCK):
         n = first + tl.arange(0, BLOCK)
         key_N = (start + n).to(tl.int64)
-        k_ND = tl.load(k_ptr + (key_N * k_stride + (h // GROUP) * D)[:, None] + d[None, :], mask=(n < length)[:, None], other=0.0)
-        v_ND = tl.load(v_ptr + (key_N * v_stride + (h // GROUP) * D)[:, None] + d[None, :], mask=(n < length)[:, None], other=0.0)
+        k_ND = tl.load(
+            k_ptr + (key_N * k_stride + (h // GROUP) * D)[:, None] + d[None, :], mask=(n < length)[:, None], other=0.0
+        )
+        v_ND = tl.load(
+            v_ptr + (key_N * v_stride + (h // GROUP) * D)[:, None] + d[None, :], mask=(n < length)[:, None], other=0.0
+        )
         s_RN = tl.dot(q_RD, tl.trans(k_ND), input_precision="ieee") * c
         p_RN = tl.where(n[None, :] <= r[:, None], tl.exp2(s_RN - lse_R[:, None]), 0.0)
         ds_RN = p_RN * (tl.dot(grad_RD, tl.trans(v_ND), input_precision="ieee") - delta_R[:, None])
@@ -64,10 +93,28 @@ def query_grad_kernel(
 
 @triton.jit(do_not_specialize=["B"])
 def key_grad_kernel(
-    q_ptr, k_ptr, v_ptr, grad_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, cu_ptr, c, scale, B, q_stride, k_stride, v_stride, H: tl.constexpr,
-    GROUP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Program (key head, key tile): gradients of k and v over all later queries of all heads of the group, in one fixed order."""
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    grad_ptr,
+    dk_ptr,
+    dv_ptr,
+    lse_ptr,
+    delta_ptr,
+    cu_ptr,
+    c,
+    scale,
+    B,
+    q_stride,
+    k_stride,
+    v_stride,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (key head, key tile): gradients of k and v over all later queries of all heads of the group, in one
+    fixed order."""
     g = tl.program_id(0)
     tile = tl.program_id(1)
     b = find_sequence(cu_ptr, tile, B, BLOCK)
@@ -83,7 +130,7 @@ def key_grad_kernel(
     v_ND = tl.load(v_ptr + (key_N * v_stride + g * D)[:, None] + d[None, :], mask=(n < length)[:, None], other=0.0)
     dk_ND, dv_ND = tl.zeros((BLOCK, D), tl.float32), tl.zeros((BLOCK, D), tl.float32)
     blocks = tl.cdiv(length - local, BLOCK)
-    for step in range(0, blocks * GROUP):
+    for step in range(blocks * GROUP):
         h = g * GROUP + step // blocks
         r = local + (step % blocks) * BLOCK + tl.arange(0, BLOCK)
         live_R = r < length
@@ -102,7 +149,9 @@ def key_grad_kernel(
     tl.store(dv_ptr + at_ND, dv_ND.to(dv_ptr.dtype.element_ty), mask=(n < length)[:, None])
 
 
-def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q [T, H, D] and of k, v [T, G, D]; grad and out are [T, H, D]."""
     tokens, heads, size = q.shape
     key_heads, batch = k.shape[1], cu_seqlens.shape[0] - 1

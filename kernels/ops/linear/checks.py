@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from samebits.kernels.ops.check import require, require_float, require_same
 from torch import Tensor
+
+from samebits.kernels.ops.check import require, require_float, require_same
 
 NAME = "linear"
 
 
 def check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Raise ValueError unless x [..., K], weight [N, K], bias [N] share one supported dtype and device and are contiguous."""
+    """Raise ValueError unless x [..., K], weight [N, K], bias [N] share one supported dtype and device and are
+    contiguous."""
     require_float(NAME, "x", x)
     require_same(NAME, x=x, weight=weight, bias=bias)
     shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}"

@@ -1,7 +1,8 @@
 """The bits of the linear operator: the plainest kernel. M rows, N outputs, K reduced.
 
 CUDA: one tile per program, one loop over K, one float32 accumulator that every 16-wide MMA step adds into, K ascending.
-CPU: the same chain one K at a time, written with elementwise PyTorch, whose result for a row cannot depend on other rows.
+CPU: the same chain one K at a time, written with elementwise PyTorch, whose result for a row cannot depend on other
+rows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def _on_cpu(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None) -> Tensor:
 def contract_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, wanted: tuple[bool, ...] = (True, True, True)
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, weight and bias by plain matrix products: the same from run to run, not promised across batch sizes."""
+    """Gradients of x, weight and bias by plain matrix products: the same from run to run, not promised across batch
+    sizes."""
     grad_MN, x_MK = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
     grad_x = (grad_MN @ weight).reshape(x.shape) if wanted[0] else None
     grad_weight = grad_MN.T @ x_MK if wanted[1] else None

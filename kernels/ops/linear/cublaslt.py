@@ -1,6 +1,7 @@
 """cuBLASLt without split-K, called directly: y[M, N] = x[M, K] weight[N, K]^T + bias[N].
 
-No switch of the process is touched: PyTorch's own matmuls in the same process keep their algorithms and bits. The library is the one
+No switch of the process is touched: PyTorch's own matmuls in the same process keep their algorithms and bits. The
+library is the one
 PyTorch has already loaded; no workspace is given, and reductions across thread blocks are masked out of the search.
 """
 
@@ -91,7 +92,9 @@ def _handle(device: int) -> ctypes.c_void_p:
     return handle
 
 
-def _set(function: str, target: ctypes.c_void_p, attribute: int, value: ctypes.c_int32 | ctypes.c_uint64 | ctypes.c_void_p) -> None:
+def _set(
+    function: str, target: ctypes.c_void_p, attribute: int, value: ctypes.c_int32 | ctypes.c_uint64 | ctypes.c_void_p
+) -> None:
     _call(function, target, attribute, ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
 
 
@@ -160,7 +163,11 @@ def choices(problem: Problem, most: int = 1) -> list[str]:
         _library().cublasLtMatmulPreferenceDestroy(preference)
         _destroy(desc, layouts)
     kept = [choice.algo for choice in found[: count.value] if choice.state == 0 and choice.workspace == 0]
-    kept = [algo for algo in kept if _attribute(algo, _CONFIG_SPLIT_K) in (0, 1) and _attribute(algo, _CONFIG_REDUCTION) == 0]
+    kept = [
+        algo
+        for algo in kept
+        if _attribute(algo, _CONFIG_SPLIT_K) in (0, 1) and _attribute(algo, _CONFIG_REDUCTION) == 0
+    ]
     return [bytes(algo).hex() for algo in kept]
 
 
@@ -188,14 +195,22 @@ def usable(problem: Problem, pinned: str) -> bool:
     desc, layouts = _describe(problem)
     result = _Choice()
     status = _library().cublasLtMatmulAlgoCheck(
-        _handle(problem.device), desc, layouts[0], layouts[1], layouts[2], layouts[2], ctypes.byref(algo), ctypes.byref(result)
+        _handle(problem.device),
+        desc,
+        layouts[0],
+        layouts[1],
+        layouts[2],
+        layouts[2],
+        ctypes.byref(algo),
+        ctypes.byref(result),
     )
     _destroy(desc, layouts)
     return bool(status == 0 and result.state == 0 and result.workspace == 0)
 
 
 def matmul(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, pinned: str | None = None) -> Tensor:
-    """[M, N] in the dtype of x (bf16 or f16). pinned: hex of an algorithm from `choices`; None takes the library's favourite."""
+    """[M, N] in the dtype of x (bf16 or f16). pinned: hex of an algorithm from `choices`; None takes the library's
+    favourite."""
     (M, K), N = x_MK.shape, weight_NK.shape[0]
     y_MN = torch.empty(M, N, dtype=x_MK.dtype, device=x_MK.device)
     if M == 0:

@@ -1,4 +1,5 @@
-"""Which implementation runs a call: a frozen table per (N, K, M), never a timing at run time. All choices have the same bits."""
+"""Which implementation runs a call: a frozen table per (N, K, M), never a timing at run time. All choices have the
+same bits."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from samebits.kernels.ops.linear import cublaslt
 from samebits.kernels.ops.linear.triton import PLAIN, Config, chain
-from torch import Tensor
 
 TABLE = Path(__file__).with_name("table_sm90.json")
 CONTRACT = 1
@@ -23,7 +25,8 @@ FALLBACK = Config(16, 32, 256, 4, 3)
 
 @dataclass(slots=True, frozen=True)
 class Choice:
-    """One implementation: a Triton configuration, or cuBLASLt with a pinned algorithm (None: the library's favourite)."""
+    """One implementation: a Triton configuration, or cuBLASLt with a pinned algorithm (None: the library's
+    favourite)."""
 
     triton: Config | None
     algo: str | None = None
@@ -39,7 +42,8 @@ class Choice:
 
 @cache
 def table() -> dict[str, Any]:
-    """The frozen table: `cublaslt` (the version whose algorithms are pinned), `shapes`: "NxK" -> [[largest M or null, choice], ...]."""
+    """The frozen table: `cublaslt` (the version whose algorithms are pinned), `shapes`: "NxK" -> [[largest M or
+    null, choice], ...]."""
     loaded: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return loaded
 
@@ -78,7 +82,7 @@ def choose(M: int, N: int, K: int, dtype: torch.dtype, aligned: bool, has_bias: 
     name = f"{N}x{K}"
     exact = name in table()["shapes"]
     rows = table()["shapes"][name if exact else _nearest(N, K)]
-    choice = parse(next(entry for largest, entry in rows if largest is None or M <= largest))
+    choice = parse(next(entry for largest, entry in rows if largest is None or largest >= M))
     if choice.triton is not None:
         return choice
     if M == 1 or N % 8:  # cuBLASLt has kernels of another order there
@@ -99,5 +103,9 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     (M, K), N = x_MK.shape, weight.shape[0]
     aligned = x_MK.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0 and (bias is None or bias.data_ptr() % 16 == 0)
     choice = choose(M, N, K, x.dtype, aligned, bias is not None, x.device.index or 0)
-    y_MN = cublaslt.matmul(x_MK, weight, bias, choice.algo) if choice.triton is None else chain(x_MK, weight, bias, choice.triton)
+    y_MN = (
+        cublaslt.matmul(x_MK, weight, bias, choice.algo)
+        if choice.triton is None
+        else chain(x_MK, weight, bias, choice.triton)
+    )
     return y_MN.reshape(*x.shape[:-1], N)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from samebits.kernels.ops.linear.checks import check
 from samebits.kernels.ops.linear.contract import contract, contract_backward
-from torch import Tensor
 
 
 @torch.library.custom_op("samebits::linear", mutates_args=())
@@ -42,5 +43,6 @@ linear_op.register_autograd(_backward, setup_context=_save)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., K] times weight [N, K] transposed plus bias [N], by the contract in README.md: [..., N] in the dtype of x."""
+    """x [..., K] times weight [N, K] transposed plus bias [N], by the contract in README.md: [..., N] in the dtype
+    of x."""
     return linear_op(x, weight, bias)

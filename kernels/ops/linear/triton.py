@@ -1,6 +1,7 @@
 """Triton kernels of the linear operator. M token rows, N outputs, K reduced.
 
-Every configuration gives the same bits: each output element is one float32 accumulator over ascending K, so tiles, warps, stages
+Every configuration gives the same bits: each output element is one float32 accumulator over ascending K, so tiles,
+warps, stages
 and which operand is called A move only the speed.
 """
 
@@ -56,10 +57,7 @@ def linear_kernel(
     k = tl.arange(0, BLOCK_K)
     in_m, in_n = m < M, n < N
     x_row, w_row = x_ptr + m.to(tl.int64) * K, w_ptr + n.to(tl.int64) * K
-    if SWAP:
-        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    else:
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
         # Rows outside M or N are zero; they reach no element that is stored.
         if SWAP:
@@ -67,16 +65,24 @@ def linear_kernel(
                 w = tl.load(w_row[:, None] + (start + k)[None, :], mask=in_n[:, None], other=0.0)
                 x = tl.load(x_row[None, :] + (start + k)[:, None], mask=in_m[None, :], other=0.0)
             else:
-                w = tl.load(w_row[:, None] + (start + k)[None, :], mask=in_n[:, None] & (start + k < K)[None, :], other=0.0)
-                x = tl.load(x_row[None, :] + (start + k)[:, None], mask=in_m[None, :] & (start + k < K)[:, None], other=0.0)
+                w = tl.load(
+                    w_row[:, None] + (start + k)[None, :], mask=in_n[:, None] & (start + k < K)[None, :], other=0.0
+                )
+                x = tl.load(
+                    x_row[None, :] + (start + k)[:, None], mask=in_m[None, :] & (start + k < K)[:, None], other=0.0
+                )
             acc = tl.dot(w, x, acc, input_precision=PRECISION)
         else:
             if EVEN_K:
                 x = tl.load(x_row[:, None] + (start + k)[None, :], mask=in_m[:, None], other=0.0)
                 w = tl.load(w_row[None, :] + (start + k)[:, None], mask=in_n[None, :], other=0.0)
             else:
-                x = tl.load(x_row[:, None] + (start + k)[None, :], mask=in_m[:, None] & (start + k < K)[None, :], other=0.0)
-                w = tl.load(w_row[None, :] + (start + k)[:, None], mask=in_n[None, :] & (start + k < K)[:, None], other=0.0)
+                x = tl.load(
+                    x_row[:, None] + (start + k)[None, :], mask=in_m[:, None] & (start + k < K)[None, :], other=0.0
+                )
+                w = tl.load(
+                    w_row[None, :] + (start + k)[:, None], mask=in_n[None, :] & (start + k < K)[:, None], other=0.0
+                )
             acc = tl.dot(x, w, acc, input_precision=PRECISION)
     if SWAP:
         acc = tl.trans(acc)
