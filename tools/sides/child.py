@@ -54,8 +54,7 @@ def carry_out(side: Side | None, command: Command) -> tuple[Side | None, Done]:
     if isinstance(command, Push):
         return side, Done(lines=tuple(side.push(Path(command.weights), command.version, command.repair)))
     if isinstance(command, Step):
-        facts = side.step(rollout_store.read(Path(command.rollout)), command)
-        return side, Done(facts=dict(facts))
+        return side, Done(facts={**side.step(rollout_store.read(Path(command.rollout)), command)})
     raise AssertionError(command)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.vllm
 # AMX is off: its products of one row and of several have other bits, which is not what is asked here. The engine splits
-# keys and values over threads (float32 shows every split), so it gets two of them, which must not spin while others work.
+# keys and values over threads (float32 shows every split): it gets two of them, which must not spin while others work.
 STEADY = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 SPLIT = STEADY | {"VLLM_CPU_ATTN_SPLIT_KV": "1", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
 
