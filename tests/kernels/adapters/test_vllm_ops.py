@@ -62,6 +62,7 @@ def test_the_table_of_angles_is_vllms(tmp_path: Path, dtype: torch.dtype) -> Non
     assert torch.equal(rotary_table(trainer, 2048, dtype), engine.cos_sin_cache)
 
 
+@pytest.mark.slow
 def test_a_first_pass_of_two_tokens_does_not_end_the_process(tmp_path: Path) -> None:
     write_tiny(tmp_path / "qwen3", "qwen3")
     lines = f"""
