@@ -106,7 +106,7 @@ def main() -> None:
         (work / f"{name}.toml").write_text(text, encoding="utf-8")
     jobs = {
         "measure": ["measure", "-c", str(work / "default.toml"), "--axes", "repeat,batch,decode_prefill"],
-        "diff": ["diff", "-c", str(work / "eager.toml"), "--max-operators", "32"],
+        "diff": ["diff", "-c", str(work / "eager.toml"), "--max-operators", "20"],
         "itself": ["diff", "-c", str(work / "eager.toml"), "--against", "batch"],
     }
     chosen = {name: jobs[name] for name in options.only}

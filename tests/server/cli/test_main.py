@@ -1,0 +1,105 @@
+"""The command line: exit codes, one clear error, nothing left behind. Verbs run in a real worker process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "samebits.server.cli.main"]
+
+
+def samebits(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_init_writes_a_file_once(tmp_path: Path) -> None:
+    assert samebits("init", "--model", "here", cwd=tmp_path).returncode == 0
+    assert 'model = "here"' in (tmp_path / "samebits.toml").read_text(encoding="utf-8")
+    again = samebits("init", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("measure",), "no experiment file"),
+        (("measure", "-c", "missing.toml"), "missing.toml"),
+        (("capture", "both"), "not one of the two"),
+        (("diff", "--against", "nothing"), "against"),
+        (("demo", "--device", "tpu"), "device"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    if arguments[0] in ("capture", "diff"):
+        samebits("init", cwd=tmp_path)
+    done = samebits(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Next:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / ".samebits").exists(), "nothing was started"
+
+
+def test_a_missing_model_folder_is_the_users_error_from_the_worker(tmp_path: Path) -> None:
+    samebits("init", "--model", "nowhere", cwd=tmp_path)
+    done = samebits("measure", "--set", "rollout.side=transformers", "--json", "-o", "job", cwd=tmp_path)
+    assert done.returncode == 2
+    outcome = json.loads(done.stdout)
+    assert (outcome["state"], outcome["error"]) == ("failed", "user")
+    assert "nowhere" in outcome["message"]
+    assert not list((tmp_path / "job").glob("*.part"))
+
+
+def test_an_existing_job_folder_is_refused(tmp_path: Path) -> None:
+    samebits("init", "--model", "nowhere", cwd=tmp_path)
+    (tmp_path / "job").mkdir()
+    done = samebits("measure", "-o", "job", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "exists already" in done.stderr
+
+
+STAND_IN = """#!{python}
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "{mark}"])
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_ending_the_command_ends_the_worker_and_what_it_started(tmp_path: Path, end: signal.Signals) -> None:
+    """The worker's interpreter is a stand-in that starts a child and waits, since a real engine takes long to load."""
+    mark = f"samebits-orphan-{os.getpid()}-{end}"
+    stand_in = tmp_path / "python"
+    stand_in.write_text(STAND_IN.format(python=sys.executable, mark=mark), encoding="utf-8")
+    stand_in.chmod(0o755)
+    samebits("init", "--model", "nowhere", cwd=tmp_path)
+    process = subprocess.Popen(
+        [*COMMAND, "measure", "-o", "job", "--set", f"pool.worker_python={stand_in}"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not _running(mark):
+        assert time.monotonic() < deadline, "the stand-in never started"
+        time.sleep(0.05)
+    process.send_signal(end)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "stopped on request" in said
+    assert not _running(mark)
+
+
+def _running(mark: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark.encode() in path.read_bytes():
+                return True
+        except OSError:  # it ended while we looked
+            continue
+    return False

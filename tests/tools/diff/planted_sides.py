@@ -1,0 +1,109 @@
+"""A rollout side that is the trainer's own model with known operators done another way: what a diff must find, no more, no less.
+
+    side = "python:planted_sides:factory", engine = { faults = "norm:1,linear:0" }
+
+Legend: B rows, L length, K input and N output features, H hidden.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SPLIT = 2
+
+
+def norm_weight_in_float32(self: Any, hidden_BLH: torch.Tensor) -> torch.Tensor:
+    """RMS norm whose weight is multiplied before the one rounding (stock: after it)."""
+    x_BLH = hidden_BLH.float()
+    x_BLH = x_BLH * torch.rsqrt(x_BLH.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+    return (x_BLH * self.weight.float()).to(hidden_BLH.dtype)
+
+
+def linear_in_two_parts(self: Any, x_BLK: torch.Tensor) -> torch.Tensor:
+    """K cut in two; each product rounded to the activation dtype, then added."""
+    parts = zip(x_BLK.chunk(SPLIT, -1), self.weight.chunk(SPLIT, -1), strict=True)
+    first, second = (functional.linear(x.contiguous(), w.contiguous()) for x, w in parts)
+    return first + second
+
+
+class Merged(nn.Module):
+    """q, k and v as one linear, as an engine has them; stands at q's place and hands the parts out."""
+
+    def __init__(self, parts: list[nn.Linear]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]))
+        self.sizes = [part.weight.shape[0] for part in parts]
+
+    def forward(self, x_BLK: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x_BLK, self.weight)
+
+
+class Part(nn.Module):
+    """One part of the last merged result."""
+
+    def __init__(self, take: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.take = take
+
+    def forward(self, x_BLK: torch.Tensor) -> torch.Tensor:
+        return self.take(x_BLK)
+
+
+def merge_qkv(attention: Any) -> None:
+    """Replace the three projections of one attention by a merged one."""
+    merged = Merged([attention.q_proj, attention.k_proj, attention.v_proj])
+    attention.qkv_proj = merged
+    kept: list[torch.Tensor] = []
+
+    def first(x_BLK: torch.Tensor) -> torch.Tensor:
+        kept[:] = list(merged(x_BLK).split(merged.sizes, -1))
+        return kept[0]
+
+    attention.q_proj, attention.k_proj, attention.v_proj = Part(first), Part(lambda _: kept[1]), Part(lambda _: kept[2])
+
+
+def plant(model: Any, fault: str) -> None:
+    """Apply one "kind:layer"."""
+    kind, _, number = fault.partition(":")
+    layer = model.model.layers[int(number)]
+    if kind == "norm":
+        module = layer.post_attention_layernorm
+        module.forward = types.MethodType(norm_weight_in_float32, module)
+    elif kind == "linear":
+        module = layer.mlp.down_proj
+        module.forward = types.MethodType(linear_in_two_parts, module)
+    elif kind == "merged":
+        merge_qkv(layer.self_attn)
+    else:
+        raise ValueError(fault)
+
+
+class Planted:
+    """What the factory returns."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.vocabulary = int(module.config.vocab_size)
+
+    def forward(self, token_ids_BL: torch.Tensor, position_ids_BL: torch.Tensor) -> torch.Tensor:
+        """Logits [B, L, V]."""
+        logits: torch.Tensor = self.module(input_ids=token_ids_BL, position_ids=position_ids_BL, use_cache=False).logits
+        return logits
+
+
+def factory(model: str, dtype: torch.dtype, device: torch.device, faults: str = "") -> Planted:
+    """The model folder with faults planted."""
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="sdpa").to(device).eval()
+    for fault in filter(None, faults.split(",")):
+        plant(loaded, fault)
+    return Planted(loaded)
