@@ -93,7 +93,7 @@ def _text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return repr((plain(args), plain(kwargs)))
 
 
-class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorMode(TorchDispatchMode):
     """Active while the innermost chosen module runs; asks the recorder to take what goes in and comes out."""
 
     def __init__(self, recorder: Recorder) -> None:

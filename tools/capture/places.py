@@ -14,7 +14,7 @@ class Place(NamedTuple):
     port: str
     call: int = 0
     op: str = ""
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]
 
     @classmethod
     def of(cls, site: Site) -> Place:

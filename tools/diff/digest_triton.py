@@ -14,8 +14,8 @@ LANES = 24
 _LANES_PADDED = 32
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def lane_sums_kernel(
+@triton.jit
+def lane_sums_kernel(  # type: ignore[no-untyped-def]
     bytes_ptr,
     keys_ptr,
     out_ptr,
