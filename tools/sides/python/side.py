@@ -47,6 +47,7 @@ class PythonSide(TorchSide):
         self.layout = "single" if isinstance(config, Rollout) else config.layout
         self.micro_batch = 1 if isinstance(config, Rollout) else config.micro_batch
         self.folder = Path(command.model)
+        self.recomputes = not hasattr(model, "decode")
         self.limit = getattr(model, "max_positions", None)
         self.vocabulary = getattr(model, "vocabulary", None)
         if self.layout == "packed" and not getattr(model, "packed", False):
@@ -83,7 +84,7 @@ class PythonSide(TorchSide):
     def describe(self) -> tuple[dict[str, str | int | float | bool | None], list[str]]:
         """See Side.describe."""
         facts, lines = self.numbers()
-        own: dict[str, Cell] = {"name": self.name, "cache": hasattr(self.model, "decode")}
+        own: dict[str, Cell] = {"name": self.name, "cache": not self.recomputes}
         return own | facts, lines
 
     def logits(self, batch: Batch) -> torch.Tensor:
@@ -100,21 +101,11 @@ class PythonSide(TorchSide):
         return logits_BLV.flatten(0, 1)[batch.rows.head_R.to(self.device)]
 
     def next_logits(self, ids_1L: torch.Tensor, positions_1L: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
-        """Logits [1, V] after these tokens, and the cache to go on with; without `decode` everything is computed
-        again.
-        """
-        decode = getattr(self.model, "decode", None)
-        if decode is None:
-            tokens_1L = ids_1L if cache is None else torch.cat([cache, ids_1L], dim=1)
-            positions = torch.arange(tokens_1L.shape[1], device=self.device)[None]
-            return self.model.forward(tokens_1L, positions)[0, -1:], tokens_1L
-        logits_1LV, cache = decode(ids_1L, positions_1L, cache)
+        """Logits [1, V] after these tokens, and the cache to go on with."""
+        if self.recomputes:
+            return self.model.forward(ids_1L, positions_1L)[0, -1:], None
+        logits_1LV, cache = self.model.decode(ids_1L, positions_1L, cache)  # type: ignore[attr-defined]
         return logits_1LV[0, -1:], cache
-
-    @property
-    def recomputes(self) -> bool:
-        """Decoding feeds all tokens again in each step."""
-        return getattr(self.model, "decode", None) is None
 
     def generate(self, workload: Workload) -> RolloutData:
         """See Side.generate."""
@@ -129,8 +120,8 @@ class PythonSide(TorchSide):
     def score(
         self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path
     ) -> Scores:
-        """See TorchSide.score; as rollout side with a cache `how.path = "decode"` feeds tokens one by one."""
-        if self.role == "rollout" and how.path == "decode" and not (self.recomputes and (plan is not None or edits)):
+        """See TorchSide.score; as rollout side `how.path = "decode"` feeds tokens one by one."""
+        if self.role == "rollout" and how.path == "decode":
             from samebits.tools.sides.scoring.decode import score_decode
 
             with self.recorded(data, plan, edits, folder):

@@ -30,6 +30,8 @@ class Decoder(Protocol):
     """What a side needs to be fed token by token."""
 
     device: torch.device
+    recomputes: bool
+    """There is no cache: every step is given all tokens again."""
     vocabulary: int | None
     _rows: PassRows | None
 
@@ -59,7 +61,7 @@ def _run(
             torch.tensor([length - 1]),
         )
         logits_1V, cache = side.next_logits(ids_1L, positions_1L, cache)
-        start = len(fed)
+        start = 0 if side.recomputes else len(fed)
         chosen.append(choose(k, logits_1V))
         logprobs.append(side.logprobs(logits_1V, torch.tensor(chosen[-1:], device=side.device), processing))
         fed.append(chosen[-1])

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 class TransformersSide(TorchSide):
     """Loaded with AutoModelForCausalLM, in eval mode, gradients possible."""
 
+    recomputes = False
+
     def __init__(self, command: Open, folder: Path, module: Any) -> None:
         config = command.config
         super().__init__("log_softmax" if isinstance(config, Rollout) else config.logprob)

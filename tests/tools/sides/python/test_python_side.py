@@ -73,6 +73,20 @@ def test_capture_changes_no_bit_and_taps_the_named_submodules(tmp_path: Path) ->
     assert {"qkv:out0", "norm:out0", "head:out0", "logprob:in0", "logprob:out0"} <= sites
 
 
+def test_without_a_cache_every_step_computes_the_prefix_again_and_capture_still_moves_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tiny_side
+
+    monkeypatch.delattr(tiny_side.Tiny, "decode")
+    side = opened("rollout")
+    data = side.generate(Workload(prompts=3, prompt_tokens=(2, 9), new_tokens=4))
+    assert side.describe()[0]["cache"] is False
+    captured = side.score(data, How(), CapturePlan(), (), tmp_path)
+    assert not differs(captured.logprob_N, data.logprob_N).any()
+    assert (opened().score(data, How(), None, (), tmp_path).logprob_N - data.logprob_N).abs().max() < 1e-5
+
+
 def test_an_update_changes_the_logprobs_and_its_saved_weights_bring_them_elsewhere(tmp_path: Path) -> None:
     data = rollout()
     trainer, other = opened(), opened()
