@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from samebits.kernels.ops.device_exp import device_exp
 from samebits.kernels.ops.lanes import fold_lanes, halve, next_power_of_two, unit_of
+from samebits.kernels.ops.rounding import rounded
 
 CHUNK = 4096
 LANES = 128
@@ -20,19 +21,18 @@ def contract_with_state(
     z_MV = logits.float() if temperature is None else logits.float() / temperature[:, None]
     rows, vocabulary = z_MV.shape
     unit = unit_of(logits.dtype)
-    pad = -vocabulary % CHUNK
-    z = torch.nn.functional.pad(z_MV, (0, pad), value=-torch.inf).view(rows, -1, CHUNK)
+    chunks = -(-vocabulary // CHUNK)
+    z = torch.nn.functional.pad(z_MV, (0, chunks * CHUNK - vocabulary), value=-torch.inf).view(rows, chunks, CHUNK)
     m_MC = z.max(-1).values
     e = device_exp(z - torch.where(m_MC == -torch.inf, 0.0, m_MC)[..., None])
-    passes = halve(e.view(rows, -1, CHUNK // (LANES * unit), LANES * unit).transpose(-1, -2))
-    s_MC = fold_lanes(halve(passes.view(rows, -1, LANES, unit)))
+    passes = halve(e.view(rows, chunks, CHUNK // (LANES * unit), LANES * unit).transpose(-1, -2))
+    s_MC = fold_lanes(halve(passes.view(rows, chunks, LANES, unit)))
     top_M = m_MC.max(-1).values
     t_MC = s_MC * device_exp(m_MC - top_M[:, None])
-    chunks = t_MC.shape[1]
     total_M = fold_lanes(torch.nn.functional.pad(t_MC, (0, next_power_of_two(chunks) - chunks)))
     z_M = z_MV.gather(-1, targets.long()[:, None])[:, 0]
     result = (z_M.double() - top_M.double() - torch.log(total_M.double())).float()
-    return torch.where(torch.isnan(result), torch.nan, result), top_M, total_M
+    return rounded(result, torch.float32), top_M, total_M
 
 
 def contract(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None = None) -> torch.Tensor:

@@ -8,6 +8,7 @@ import triton.language as tl
 from samebits.kernels.ops.lanes import aligned, next_power_of_two, unit_of
 from samebits.kernels.ops.lanes_triton import fold_lanes, halve, lane_sum
 from samebits.kernels.ops.logprob.contract import CHUNK, LANES
+from samebits.kernels.ops.rounding_triton import rounded
 
 
 @triton.jit
@@ -24,7 +25,7 @@ def chunk_state(z, PASSES: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr
 def finish(z_target, top, total):
     """The result of one row from its merged state."""
     result = (z_target.to(tl.float64) - top.to(tl.float64) - tl.log(total.to(tl.float64))).to(tl.float32)
-    return tl.where(result == result, result, float("nan"))
+    return rounded(result, tl.float32)
 
 
 @triton.jit

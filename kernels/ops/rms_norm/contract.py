@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from samebits.kernels.ops.lanes import lane_sum, lanes_of, sqrt, unit_of
+from samebits.kernels.ops.rounding import rounded
 
 MOST_LANES = 256
 
@@ -24,8 +25,8 @@ def contract(
     r = 1.0 / sqrt(total / total.new_full((), width) + eps)  # a tensor: PyTorch on CUDA divides by a number through its inverse
     y = s * r[..., None]
     y = y if weight is None else y * weight.float()
-    y = torch.where(torch.isnan(y), torch.nan, y).to(x.dtype)
-    return y if residual is None else (y, s.to(x.dtype))
+    y = rounded(y, x.dtype)
+    return y if residual is None else (y, rounded(s, x.dtype))
 
 
 def contract_backward(

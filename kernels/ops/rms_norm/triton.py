@@ -11,9 +11,12 @@ import triton.language as tl
 from samebits.kernels.ops.lanes import WARP, aligned
 from samebits.kernels.ops.lanes_triton import lane_sum
 from samebits.kernels.ops.rms_norm.contract import layout
+from samebits.kernels.ops.rounding_triton import rounded
 
 WARPS = 4
 """Warps of a block that holds several short rows."""
+KEPT = 4
+"""Passes whose elements stay in registers between the sum and the product; later ones are read again."""
 BACKWARD_BLOCKS = 512
 """Blocks of rows in the backward: fixed, so that the gradient of the weight is the same from run to run."""
 
@@ -29,7 +32,8 @@ def load_sum(x_ptr, residual_ptr, x_at, residual_at, inside, ADD: tl.constexpr):
 @triton.jit
 def rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, y_ptr, s_ptr, rows, heads, x_stride, x_head_stride, residual_stride, residual_head_stride, eps,
-    D: tl.constexpr, R: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, PASSES: tl.constexpr, ADD: tl.constexpr, SCALE: tl.constexpr,
+    D: tl.constexpr, R: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, PASSES: tl.constexpr, KEPT: tl.constexpr, ADD: tl.constexpr,
+    SCALE: tl.constexpr,
 ):  # fmt: skip
     STEP: tl.constexpr = LANES * UNIT
     row = (tl.program_id(0) * R + tl.arange(0, R))[:, None].to(tl.int64)
@@ -37,26 +41,39 @@ def rms_norm_kernel(
     x_row = (row // heads) * x_stride + (row % heads) * x_head_stride
     residual_row = (row // heads) * residual_stride + (row % heads) * residual_head_stride
     partial = tl.zeros((R, STEP), tl.float32)
-    s = partial
+    kept, weights = (), ()
     for p in tl.static_range(PASSES):
         at = p * STEP + col
         inside = (row < rows) & (at < D)
         s = load_sum(x_ptr, residual_ptr, x_row + at, residual_row + at, inside, ADD)
+        if SCALE:  # asked for before the reduction, so that its latency is hidden
+            weight = tl.load(weight_ptr + row * 0 + at, mask=inside, other=0.0)
+        else:
+            weight = s
         partial += s * s
+        if p < KEPT:
+            kept += (s,)
+            weights += (weight,)
     total = lane_sum(partial, R, LANES, UNIT)
     r = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, D * 1.0) + eps))[:, None]
     for p in tl.static_range(PASSES):
         at = p * STEP + col
         inside = (row < rows) & (at < D)
-        if PASSES > 1:
+        if p < KEPT:
+            s = kept[p]
+            weight = weights[p]
+        else:
             s = load_sum(x_ptr, residual_ptr, x_row + at, residual_row + at, inside, ADD)
+            if SCALE:
+                weight = tl.load(weight_ptr + row * 0 + at, mask=inside, other=0.0)
+            else:
+                weight = s
         if ADD:
-            tl.store(s_ptr + row * D + at, s.to(s_ptr.dtype.element_ty), mask=inside)
+            tl.store(s_ptr + row * D + at, rounded(s, s_ptr.dtype.element_ty), mask=inside)
         y = s * r
         if SCALE:
-            y *= tl.load(weight_ptr + row * 0 + at, mask=inside, other=0.0).to(tl.float32)
-        y = tl.where(y == y, y, float("nan"))
-        tl.store(y_ptr + row * D + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+            y *= weight.to(tl.float32)
+        tl.store(y_ptr + row * D + at, rounded(y, y_ptr.dtype.element_ty), mask=inside)
 
 
 def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
@@ -87,7 +104,7 @@ def run(
     per_block = WARP // lanes * WARPS if short else 1
     rms_norm_kernel[(triton.cdiv(rows, per_block),)](
         source, added, weight, y, s, rows, source.shape[1], stride, head_stride, added_stride, added_head_stride, eps, D=width, R=per_block,
-        LANES=lanes, UNIT=unit, PASSES=-(-width // (lanes * unit)), ADD=residual is not None, SCALE=weight is not None,
+        LANES=lanes, UNIT=unit, PASSES=-(-width // (lanes * unit)), KEPT=KEPT, ADD=residual is not None, SCALE=weight is not None,
         num_warps=WARPS if short else lanes // WARP, enable_fp_fusion=False,
     )  # fmt: skip
     return y if s is None else (y, s)

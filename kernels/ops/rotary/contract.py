@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from samebits.kernels.ops.rounding import rounded
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -11,8 +12,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     a, b, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
     cos, sin = cos[:, None, :], sin[:, None, :]
     turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    turned = torch.where(torch.isnan(turned), torch.nan, turned)
-    return torch.cat([turned.to(x.dtype), rest], -1)
+    return torch.cat([rounded(turned, x.dtype), rest], -1)
 
 
 def contract(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from samebits.kernels.ops.rounding_triton import rounded
 
 
 @triton.jit
 def turned(a, b, cos, sin):
-    """Both halves after the rotation, float32, NaN made canonical."""
-    first = a * cos - b * sin
-    second = b * cos + a * sin
-    return tl.where(first == first, first, float("nan")), tl.where(second == second, second, float("nan"))
+    """Both halves after the rotation, float32."""
+    return a * cos - b * sin, b * cos + a * sin
 
 
 @triton.jit
@@ -31,8 +30,8 @@ def turn_heads(
     a = tl.load(source + i, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(source + HALF + i, mask=inside, other=0.0).to(tl.float32)
     first, second = turned(a, b, cos[None, :], SIGN * sin[None, :])
-    tl.store(target + i, first.to(y_ptr.dtype.element_ty), mask=inside)
-    tl.store(target + HALF + i, second.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(target + i, rounded(first, y_ptr.dtype.element_ty), mask=inside)
+    tl.store(target + HALF + i, rounded(second, y_ptr.dtype.element_ty), mask=inside)
     if REST > 0:
         j = tl.arange(0, REST_TILE)[None, :]
         kept = (head < heads) & (j < REST)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 from samebits.kernels.ops.device_exp import device_exp
+from samebits.kernels.ops.rounding import rounded
 
 
 def contract(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """See README.md. gate, up [..., I], one dtype."""
     g = gate.float()
     y = g / (1.0 + device_exp(-g)) * up.float()
-    return torch.where(torch.isnan(y), torch.nan, y).to(gate.dtype)
+    return rounded(y, gate.dtype)
 
 
 def contract_backward(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,9 +6,12 @@ can still crash the process, which is red as well, or hit foreign memory unseen;
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 BAND = 4096
@@ -60,9 +63,8 @@ class GuardedAllocations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Allocate twice: once as asked, for the form, once guarded. Operators of others are entered with the mode still on."""
         if func.namespace not in ("aten", "prim", "prims"):
-            device = next((a.device.type for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Tensor)), "cpu")
             with self:
-                return func._op_dk(KEYS[device], *args, **(kwargs or {}))
+                return body_of(func, args)(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         if name not in EMPTY + FILLED or not isinstance(result, torch.Tensor) or result.layout != torch.strided:
@@ -73,6 +75,15 @@ class GuardedAllocations(TorchDispatchMode):
         if result.dtype in POISON and result.numel():
             guarded.view(VIEWS[result.dtype]).fill_(POISON[result.dtype])
         return guarded
+
+
+def body_of(func: Any, args: Any) -> Callable[..., Any]:
+    """The code behind an operator that is not PyTorch's own: the Python function of a custom_op, else the kernel of the device (C++)."""
+    python = OPDEFS.get(func._schema.name)
+    if python is not None:
+        return python._init_fn  # type: ignore[no-any-return]
+    device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+    return functools.partial(func._op_dk, KEYS[device])
 
 
 def unwritten(x: torch.Tensor) -> int:

@@ -59,6 +59,8 @@ def gradient(plan: Plan) -> Evidence:
     own = plan.operator.op if plan.candidate is None else None
     if own is None and plan.backward is None:
         raise CannotRunError("the candidate claims no backward; the library's own is used with it, and is gated with the operator")
+    if not plan.operator.inputs.GRADS:
+        raise CannotRunError(f"{plan.operator.name} has no gradient")
     numbers: dict[str, float] = {}
     checked = 0
     for shape, dtype, text in plan.smaller_settings():

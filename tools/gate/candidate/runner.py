@@ -112,7 +112,7 @@ def needed_legs(name: str, device: str, *, backward: bool, timed: bool) -> tuple
     """The legs without which nothing passes."""
     needed = {"builds", "contained", "accuracy", "bits", "repeat", "rows", "sweep", "compiled"}
     needed |= {"paths"} if hasattr(operator(name).inputs, "paths") else set()
-    needed |= {"gradient"} if backward else set()
+    needed |= {"gradient"} if backward and operator(name).inputs.GRADS else set()
     needed |= {"graphs"} if device == "cuda" else set()
     needed |= {"time"} if timed else set()
     return tuple(leg for leg in LEGS if leg in needed)
