@@ -106,4 +106,5 @@ def load_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
     """All tensors of one safetensors file of an artifact, on CPU."""
     from safetensors.torch import load_file
 
-    return load_file(folder / name)
+    tensors: dict[str, torch.Tensor] = load_file(folder / name)
+    return tensors
