@@ -2,8 +2,8 @@
 
     python benchmarks/main_job.py --out FOLDER [--shape qwen3-1.7b] [--prompts 8]
 
-Works without an installed samebits: the checkout's folders are linked as a package, with the entry point vLLM loads. Weights are
-random, so only the sameness of bits is meant by the numbers, not the size of a gap on a trained model.
+Works without an installed samebits: the checkout's folders are linked as a package, with the entry point vLLM loads.
+Weights are random, so only the sameness of bits is meant by the numbers, not the size of a gap on a trained model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ prompt_tokens = [5, 300]
 new_tokens = 32
 """
 MAKE = (
-    "import sys, json, pathlib, torch; from samebits.tools.sides.transformers.tiny import write_tiny; torch.set_default_device(sys.argv[2]);"
+    "import sys, json, pathlib, torch; from samebits.tools.sides.transformers.tiny import write_tiny;"
+    "torch.set_default_device(sys.argv[2]);"
     "write_tiny(pathlib.Path(sys.argv[1]), 'qwen3_tied', **json.loads(sys.argv[3]))"
 )
 

@@ -1,7 +1,7 @@
 """The only entry of heavy work: `python -m samebits.tools.worker FOLDER` carries out FOLDER/request.json.
 
-Progress goes to events.jsonl, the outcome to result.json (written last, whole). The worker leads its own process group, so
-that whoever started it can end it with everything below it. Exit code: 0 when result.json holds an outcome.
+Progress goes to events.jsonl, the outcome to result.json (written last, whole). The worker leads its own process group,
+so that whoever started it can end it with everything below it. Exit code: 0 when result.json holds an outcome.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def outcome_of(folder: Path) -> Outcome:
         return Cancelled()
     except Exception as error:  # whatever it is, the job must say how it ended
         traceback.print_exc()
-        return Failed(error="internal", message=f"{type(error).__name__}: {error}. The traceback is in {folder / 'log.txt'}")
+        return Failed(
+            error="internal", message=f"{type(error).__name__}: {error}. The traceback is in {folder / 'log.txt'}"
+        )
 
 
 def stop(_signal: int, _frame: FrameType | None) -> None:

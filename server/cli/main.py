@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from samebits.server.cli import show
 from samebits.server.jobs import launch
 from samebits.tools.schema import reader
@@ -27,23 +28,36 @@ if TYPE_CHECKING:
     from samebits.tools.schema.requests import Request
 
 app = typer.Typer(
-    name="samebits", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    name="samebits",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Bring the logprob difference between an RL trainer and vLLM to exactly zero, and keep it there.\n\n"
     "Exit codes: 0 equal or done, 1 differs, 2 could not judge or run.",
 )
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="Experiment file, or the folder that holds samebits.toml.")]
-Sets = Annotated[list[str], typer.Option("--set", help="Override one key, e.g. --set rollout.dtype=float32. Repeatable.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Job folder to make (default: a new one under .samebits/jobs).")]
+Config = Annotated[
+    Path, typer.Option("--config", "-c", help="Experiment file, or the folder that holds samebits.toml.")
+]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Override one key, e.g. --set rollout.dtype=float32. Repeatable.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Job folder to make (default: a new one under .samebits/jobs).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on stdout, nothing else.")]
 RolloutFile = Annotated[
-    Path | None, typer.Option("--rollout", help="A stored Rollout artifact, or JSONL/parquet rows from your own engine.")
+    Path | None,
+    typer.Option("--rollout", help="A stored Rollout artifact, or JSONL/parquet rows from your own engine."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 HERE = Path()
 
 
-def execute(request: Request, out: Path | None, as_json: bool, *, python: str = "", time_limit_s: float | None = None) -> None:
+def execute(
+    request: Request, out: Path | None, as_json: bool, *, python: str = "", time_limit_s: float | None = None
+) -> None:
     """Run one request to its end and exit with its code."""
     folder = (out or launch.new_folder(Path(".samebits/jobs"), request.kind)).resolve()
     running = launch.start(request, folder, python=python, time_limit_s=time_limit_s)
@@ -65,19 +79,32 @@ def init(
 
 
 @app.command()
-def inspect(config: Config = HERE, sets: Sets = [], out: Out = None, as_json: Json = False) -> None:  # noqa: B006 (typer reads it once)
+def inspect(config: Config = HERE, sets: Sets = None, out: Out = None, as_json: Json = False) -> None:
     """Say what is installed here and whether this experiment can run."""
-    experiment = reader.read(config, tuple(sets))
-    execute(InspectRequest(experiment=experiment), out, as_json, python=experiment.pool.worker_python, time_limit_s=experiment.pool.time_limit_s)
+    experiment = reader.read(config, tuple(sets or ()))
+    execute(
+        InspectRequest(experiment=experiment),
+        out,
+        as_json,
+        python=experiment.pool.worker_python,
+        time_limit_s=experiment.pool.time_limit_s,
+    )
 
 
 @app.command()
 def measure(
-    config: Config = HERE, sets: Sets = [], rollout: RolloutFile = None, out: Out = None, as_json: Json = False,  # noqa: B006
-    axes: Annotated[str | None, typer.Option(help="Comma-separated self-consistency axes; empty: none (default: all).")] = None,
+    config: Config = HERE,
+    sets: Sets = None,
+    rollout: RolloutFile = None,
+    out: Out = None,
+    as_json: Json = False,
+    axes: Annotated[
+        str | None, typer.Option(help="Comma-separated self-consistency axes; empty: none (default: all).")
+    ] = None,
 ) -> None:
-    """Measure the gap: rollout, recompute, max, mean, std and k3; rule out data and meaning; each side against itself."""
-    experiment = reader.read(config, tuple(sets))
+    """Measure the gap: rollout, recompute, max, mean, std and k3; rule out data and meaning; each side against
+    itself."""
+    experiment = reader.read(config, tuple(sets or ()))
     chosen = None if axes is None else tuple(name for name in axes.split(",") if name)
     request = MeasureRequest(experiment=experiment, rollout=_absolute(rollout), axes=chosen)
     execute(request, out, as_json, python=experiment.pool.worker_python, time_limit_s=experiment.pool.time_limit_s)
@@ -86,26 +113,37 @@ def measure(
 @app.command()
 def capture(
     side: Annotated[str, typer.Argument(help="rollout or trainer.")],
-    config: Config = HERE, sets: Sets = [], rollout: RolloutFile = None, out: Out = None, as_json: Json = False,  # noqa: B006
+    config: Config = HERE,
+    sets: Sets = None,
+    rollout: RolloutFile = None,
+    out: Out = None,
+    as_json: Json = False,
 ) -> None:
     """Record activations of one side over a rollout."""
-    experiment = reader.read(config, tuple(sets))
+    experiment = reader.read(config, tuple(sets or ()))
     if side not in ("rollout", "trainer"):
-        raise UserError(f"side {side!r}", "not one of the two", "say `samebits capture rollout` or `samebits capture trainer`")
+        raise UserError(
+            f"side {side!r}", "not one of the two", "say `samebits capture rollout` or `samebits capture trainer`"
+        )
     request = CaptureRequest.model_validate({"experiment": experiment, "side": side, "rollout": _absolute(rollout)})
     execute(request, out, as_json, python=experiment.pool.worker_python, time_limit_s=experiment.pool.time_limit_s)
 
 
 @app.command()
 def diff(
-    config: Config = HERE, sets: Sets = [], rollout: RolloutFile = None, out: Out = None, as_json: Json = False,  # noqa: B006
+    config: Config = HERE,
+    sets: Sets = None,
+    rollout: RolloutFile = None,
+    out: Out = None,
+    as_json: Json = False,
     against: Annotated[
-        str, typer.Option(help="trainer, or the rollout side itself: batch, decode_prefill, chunked_prefill, prefix_hit.")
+        str,
+        typer.Option(help="trainer, or the rollout side itself: batch, decode_prefill, chunked_prefill, prefix_hit."),
     ] = "trainer",
     max_operators: Annotated[int, typer.Option(help="Prove up to this many one by one; the rest in a few steps.")] = 64,
 ) -> None:
     """Name, prove and order every operator that differs by itself."""
-    experiment = reader.read(config, tuple(sets))
+    experiment = reader.read(config, tuple(sets or ()))
     request = DiffRequest.model_validate(
         {"experiment": experiment, "rollout": _absolute(rollout), "against": against, "max_operators": max_operators}
     )
@@ -116,7 +154,8 @@ def diff(
 def minimize(
     divergence: Annotated[Path, typer.Argument(help="Divergence artifact that `samebits diff` made.")],
     operator: Annotated[int, typer.Option(help="Index in its work list.")] = 0,
-    out: Out = None, as_json: Json = False,
+    out: Out = None,
+    as_json: Json = False,
 ) -> None:
     """Cut one differing operator out into a folder with repro.py that runs by itself."""
     execute(MinimizeRequest(divergence=str(divergence.resolve()), operator=operator), out, as_json)
@@ -125,8 +164,10 @@ def minimize(
 @app.command()
 def build(
     candidate: Annotated[str, typer.Argument(help="Candidate folder, or the name of a library operator.")],
-    device: Device = "auto", timing: Annotated[bool, typer.Option(help="Time it when every other leg is green.")] = True,
-    out: Out = None, as_json: Json = False,
+    device: Device = "auto",
+    timing: Annotated[bool, typer.Option(help="Time it when every other leg is green.")] = True,
+    out: Out = None,
+    as_json: Json = False,
 ) -> None:
     """Build a candidate kernel and put it through the gate for candidates."""
     named = str(Path(candidate).resolve()) if Path(candidate).is_dir() else candidate
@@ -135,8 +176,10 @@ def build(
 
 @app.command()
 def demo(
-    device: Device = "auto", family: Annotated[str, typer.Option(help="qwen3 or llama.")] = "qwen3",
-    out: Out = None, as_json: Json = False,
+    device: Device = "auto",
+    family: Annotated[str, typer.Option(help="qwen3 or llama.")] = "qwen3",
+    out: Out = None,
+    as_json: Json = False,
 ) -> None:
     """The whole story on a tiny model against real vLLM, each number live."""
     execute(DemoRequest.model_validate({"device": device, "family": family}), out, as_json)
@@ -167,7 +210,9 @@ def main() -> None:
     except ValidationError as error:
         first = error.errors()[0]
         named = ".".join(str(part) for part in first["loc"])
-        show.error_console.print(f"error: {named}: {first['msg']}. Next: see `samebits --help`", style="red", markup=False, highlight=False)
+        show.error_console.print(
+            f"error: {named}: {first['msg']}. Next: see `samebits --help`", style="red", markup=False, highlight=False
+        )
         sys.exit(2)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
 from samebits.tools.schema.results import Cancelled, Failed, Succeeded, TimedOut
 
 if TYPE_CHECKING:
@@ -23,14 +24,24 @@ error_console = Console(stderr=True, soft_wrap=True)
 
 def follow(running: Running, *, quiet: bool) -> Outcome:
     """Wait for a job, showing its progress on stderr; Ctrl-C ends the job and everything it started."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=error_console, transient=True, disable=quiet or not sys.stderr.isatty()) as progress:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=error_console, transient=True, disable=quiet or not sys.stderr.isatty()
+    ) as progress:
         bar = progress.add_task("starting", total=None)
         try:
             while True:
                 outcome = running.outcome()
                 for event in running.events():
-                    progress.update(bar, description=f"{event.phase}: {event.message}", completed=event.done or 0, total=event.total)
+                    progress.update(
+                        bar, description=f"{event.phase}: {event.message}", completed=event.done or 0, total=event.total
+                    )
                     if not quiet and not sys.stderr.isatty():
                         count = f" ({event.done}/{event.total})" if event.total else ""
                         error_console.print(f"{event.phase}: {event.message}{count}", markup=False, highlight=False)
@@ -60,7 +71,8 @@ def _reason(outcome: Outcome, running: Running) -> str:
     if isinstance(outcome, Failed):
         return outcome.message
     if isinstance(outcome, TimedOut):
-        return f"the job was ended after its time limit of {outcome.limit_s:.0f} s. Next: raise pool.time_limit_s, or ask for less work"
+        limit = f"the job was ended after its time limit of {outcome.limit_s:.0f} s"
+        return f"{limit}. Next: raise pool.time_limit_s, or ask for less work"
     return f"stopped on request; nothing half-made was kept in {running.folder}. Next: run the command again"
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import time
@@ -13,32 +13,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samebits.server.jobs import folder as job_folder
 from samebits.tools.schema.errors import UserError
-from samebits.tools.schema.results import OUTCOME, Event, Failed, TimedOut
+from samebits.tools.schema.results import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from samebits.tools.schema.requests import Request
     from samebits.tools.schema.results import Outcome
 
 GRACE_S = 25.0
-"""How long a worker may take to close its sides after SIGTERM before its whole group is killed."""
+"""How long a worker may take to close its sides after SIGTERM before everything it started is killed."""
+JOB_VARIABLE = "SAMEBITS_JOB"
+"""Set for a job's processes to its folder: what a killed warden left behind is known by it."""
+WARDEN = Path(__file__).with_name("warden.py")
 
 
 def new_folder(root: Path, kind: str) -> Path:
     """A fresh job folder name under `root`: time, verb, and a few random letters."""
-    return root / f"{time.strftime('%Y%m%d-%H%M%S')}-{kind}-{secrets.token_hex(2)}"
+    return root / f"{time.strftime('%Y%m%d-%H%M%S')}-{kind}-{secrets.token_hex(4)}"
 
 
 @dataclass(slots=True)
 class Running:
-    """A started worker."""
+    """A started worker, under its warden (see warden.py)."""
 
     folder: Path
     process: subprocess.Popen[bytes]
-    deadline: float | None = None
-    limit_s: float = 0.0
     _offset: int = 0
 
     def events(self) -> Iterator[Event]:
@@ -52,52 +54,101 @@ class Running:
                 if not line.endswith(b"\n"):
                     break
                 self._offset += len(line)
-                yield Event.model_validate_json(line)
+                with suppress(ValueError):
+                    yield Event.model_validate_json(line)
+
+    def ask_to_stop(self) -> None:
+        """Ask for the end without waiting for it."""
+        with suppress(ProcessLookupError):
+            self.process.terminate()
 
     def stop(self) -> None:
-        """End the worker and everything it started: TERM to the worker, then KILL to its group."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(GRACE_S)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """End the worker and everything it started: TERM to the worker, then KILL to all that is left."""
+        self.ask_to_stop()
         self.process.wait()
+        self._close()
 
     def outcome(self) -> Outcome | None:
-        """How it ended; None while it runs. Enforces the time limit."""
+        """How it ended; None while it runs."""
         if self.process.poll() is None:
-            if self.deadline is None or time.monotonic() < self.deadline:
-                return None
-            self.stop()
-            return TimedOut(limit_s=self.limit_s)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # whatever the worker left behind
-        path = self.folder / "result.json"
-        if path.exists():
-            return OUTCOME.validate_json(path.read_text(encoding="utf-8"))
-        code = self.process.returncode
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return Failed(error="internal", message=f"the worker {how} before it could answer. Next: read the end of {self.folder / 'log.txt'}")
+            return None
+        self._close()
+        return job_folder.outcome(self.folder)
+
+    def _close(self) -> None:
+        if self.process.stdin is not None:
+            with suppress(OSError):
+                self.process.stdin.close()
 
 
-def start(request: Request, folder: Path, *, python: str = "", time_limit_s: float | None = None) -> Running:
-    """Write the request and start its worker in a process group of its own.
+def prepare(request: Request, folder: Path) -> None:
+    """Make the job folder and write the request.
+
+    Raises:
+        UserError: the folder exists or cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=False)
+        part = folder / "request.json.part"
+        part.write_text(request.model_dump_json(indent=1), encoding="utf-8")
+        part.replace(folder / "request.json")
+    except FileExistsError as error:
+        raise UserError(str(folder), "this job folder exists already", "give another --out") from error
+    except OSError as error:
+        raise UserError(
+            str(error.filename or folder), error.strerror or str(error), "check the path and the disk"
+        ) from error
+
+
+def spawn(
+    folder: Path,
+    *,
+    python: str = "",
+    time_limit_s: float | None = None,
+    memory_limit_bytes: int = 0,
+    env: Mapping[str, str] | None = None,
+    keep: tuple[int, ...] = (),
+) -> Running:
+    """Start the worker of a prepared folder, with a process group of its own.
+
+    Args:
+        env: the worker's whole environment; None: this process's.
+        keep: descriptors the warden and the worker hold as long as they live (the locks of their slots).
+
+    Raises:
+        UserError: the interpreter cannot be run.
+    """
+    interpreter = python or sys.executable
+    if not os.access(interpreter, os.X_OK):
+        raise UserError(interpreter, "not an interpreter that can be run", "correct pool.worker_python")
+    spec = {
+        "folder": str(folder),
+        "command": [interpreter, "-m", "samebits.tools.worker", str(folder)],
+        "keep": list(keep),
+        "time_limit_s": time_limit_s or 0.0,
+        "memory_limit_bytes": memory_limit_bytes,
+        "grace_s": GRACE_S,
+    }
+    with (folder / "log.txt").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(WARDEN), json.dumps(spec)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=keep,
+            env=dict(os.environ if env is None else env) | {JOB_VARIABLE: str(folder)},
+        )
+    return Running(folder, process)
+
+
+def start(
+    request: Request, folder: Path, *, python: str = "", time_limit_s: float | None = None, memory_limit_bytes: int = 0
+) -> Running:
+    """Write the request and start its worker.
 
     Raises:
         UserError: the folder exists or cannot be made, or the interpreter cannot be run.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=False)
-        (folder / "request.json").write_text(request.model_dump_json(indent=1), encoding="utf-8")
-        with (folder / "log.txt").open("ab") as log:
-            process = subprocess.Popen(
-                [python or sys.executable, "-m", "samebits.tools.worker", str(folder)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )
-    except FileExistsError as error:
-        raise UserError(str(folder), "this job folder exists already", "give another --out") from error
-    except OSError as error:
-        raise UserError(str(error.filename or folder), error.strerror or str(error), "check the path, the disk and pool.worker_python") from error
-    deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
-    return Running(folder, process, deadline, time_limit_s or 0.0)
+    prepare(request, folder)
+    return spawn(folder, python=python, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)

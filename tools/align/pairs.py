@@ -1,7 +1,7 @@
 """Pairs the taps of two captures: by weights, as inputs of paired modules, and by place and value between them.
 
-No table of names: what pairs two sites is the weights their modules use, their place in the execution order, and, for what has no
-weights, values that can only be the same quantity.
+No table of names: what pairs two sites is the weights their modules use, their place in the execution order, and, for
+what has no weights, values that can only be the same quantity.
 
 Legend: R common token rows, C elements per row.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
+
 from samebits.tools.align.taps import common_rows
 from samebits.tools.schema.artifacts.divergence import Pair
 from samebits.tools.schema.sites import Site
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from samebits.tools.schema.artifacts.capture import Tap
 
 SAME_QUANTITY = 0.1
-"""Two tensors with a relative root mean square distance under this hold the same quantity with other rounding. Unrelated activations
-of one shape are near sqrt(2). It only proposes pairs; no comparison of bits depends on it."""
+"""Two tensors with a relative root mean square distance under this hold the same quantity with other rounding.
+Unrelated activations of one shape are near sqrt(2). It only proposes pairs; no comparison of bits depends on it."""
 SAMPLE = 24
 """Token rows on which values are compared to propose a pair."""
 LOGPROB = "logprob"
@@ -46,7 +47,8 @@ def columns(pair: Pair, side: Literal["rollout", "trainer"]) -> slice:
 
 
 def sliced(pair: Pair, rollout: Taps, trainer: Taps) -> Sliced | None:
-    """Values of a pair on the rows both captures have; None when either is not stored, or they share no row or shape."""
+    """Values of a pair on the rows both captures have; None when either is not stored, or they share no row or
+    shape."""
     ours, theirs = str(pair.rollout), str(pair.trainer)
     if ours not in rollout.numbers or theirs not in trainer.numbers:
         return None
@@ -83,20 +85,25 @@ def pair_taps(rollout: Taps, trainer: Taps, found: list[Anchor]) -> list[Pair]:
 def _by_name(rollout: Taps, trainer: Taps) -> list[Pair]:
     """The logprob step is named by samebits itself on both sides."""
     names = [f"{LOGPROB}:in0", f"{LOGPROB}:out0"]
-    sites = [(rollout.tap(name).site, trainer.tap(name).site) for name in names if name in rollout.numbers and name in trainer.numbers]
-    return [Pair(rollout=ours, trainer=theirs, **_cover(rollout, ours, trainer, theirs), by="place") for ours, theirs in sites]
+    return [
+        _covering(rollout, rollout.tap(name).site, trainer, trainer.tap(name).site)
+        for name in names
+        if name in rollout.numbers and name in trainer.numbers
+    ]
 
 
-def _cover(rollout: Taps, ours: Site, trainer: Taps, theirs: Site) -> dict[str, object]:
-    """A padded vocabulary or merged output: the narrower side's columns are the first of the wider's."""
+def _covering(rollout: Taps, ours: Site, trainer: Taps, theirs: Site) -> Pair:
+    """A padded vocabulary: the narrower side's columns are the first of the wider's."""
     wide, narrow = rollout.tap(str(ours)).columns, trainer.tap(str(theirs)).columns
     if wide == narrow:
-        return {"columns": None, "wider": "neither"}
-    return {"columns": (0, min(wide, narrow)), "wider": "rollout" if wide > narrow else "trainer"}
+        return Pair(rollout=ours, trainer=theirs, columns=None, wider="neither", by="place")
+    wider: Literal["rollout", "trainer"] = "rollout" if wide > narrow else "trainer"
+    return Pair(rollout=ours, trainer=theirs, columns=(0, min(wide, narrow)), wider=wider, by="place")
 
 
 def _of_anchor(anchor: Anchor, rollout: Taps, trainer: Taps) -> list[Pair]:
-    """Outputs of every call of two modules with the same weights, and their first inputs when those hold the same quantity."""
+    """Outputs of every call of two modules with the same weights, and their first inputs when those hold the same
+    quantity."""
     pairs = []
     for call in range(_calls(trainer, anchor.trainer)):
         ours = Site(module=anchor.rollout, port="out0", call=call)
@@ -104,8 +111,11 @@ def _of_anchor(anchor: Anchor, rollout: Taps, trainer: Taps) -> list[Pair]:
         if str(ours) in rollout.numbers and str(theirs) in trainer.numbers:
             pairs += _outputs(anchor, ours, theirs, rollout, trainer)
         inputs = Pair(
-            rollout=ours.model_copy(update={"port": "in0"}), trainer=theirs.model_copy(update={"port": "in0"}),
-            columns=None, wider="neither", by="input",
+            rollout=ours.model_copy(update={"port": "in0"}),
+            trainer=theirs.model_copy(update={"port": "in0"}),
+            columns=None,
+            wider="neither",
+            by="input",
         )
         values = sliced(inputs, rollout, trainer)
         if values is not None and distance(values.rollout_RC, values.trainer_RC) < SAME_QUANTITY:
@@ -125,7 +135,9 @@ def _outputs(anchor: Anchor, ours: Site, theirs: Site, rollout: Taps, trainer: T
 
 
 def _calls(taps: Taps, module: str) -> int:
-    return 1 + max((tap.site.call for tap in taps.manifest.taps if tap.site.module == module and not tap.site.op), default=0)
+    return 1 + max(
+        (tap.site.call for tap in taps.manifest.taps if tap.site.module == module and not tap.site.op), default=0
+    )
 
 
 def _by_value(rollout: Taps, trainer: Taps, taken: set[str]) -> list[Pair]:
@@ -169,7 +181,9 @@ def _picked(taps: Taps, tap: Tap, keys_K: torch.Tensor) -> torch.Tensor | None:
     return taps.value(site)[index] if len(index) == len(keys_K) else None
 
 
-def _nearest(sample_KC: torch.Tensor, place: float, candidates: list[tuple[Tap, torch.Tensor]], last: int) -> Tap | None:
+def _nearest(
+    sample_KC: torch.Tensor, place: float, candidates: list[tuple[Tap, torch.Tensor]], last: int
+) -> Tap | None:
     """The candidate with the smallest distance under SAME_QUANTITY; of equals the one nearest in relative place."""
     scored = []
     for candidate, other_KC in candidates:

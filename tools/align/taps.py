@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
+
 from samebits.tools.schema.artifacts.capture import CaptureManifest, Tap
 from samebits.tools.store import artifact
 
@@ -90,7 +91,11 @@ def producer(taps: Taps, site: Site) -> Site:
     if site.port.startswith("out"):
         return site
     same = [
-        tap for tap in taps.rowed
-        if tap.digest == own.digest and tap.rowset == own.rowset and tap.site.port.startswith("out") and tap.order < own.order
+        tap
+        for tap in taps.rowed
+        if tap.digest == own.digest
+        and tap.rowset == own.rowset
+        and tap.site.port.startswith("out")
+        and tap.order < own.order
     ]
     return min(same, key=lambda tap: tap.order).site if same else site

@@ -1,7 +1,8 @@
 """Which modules of the two sides use the same weights.
 
-A weight is known by the digests of its rows. A merged weight (qkv, gate and up) is the concatenation of its parts, so the part's
-rows are found as a run inside it. Trivial weights (norms of ones, zero biases) identify nothing and are left out.
+A weight is known by the digests of its rows. A merged weight (qkv, gate and up) is the concatenation of its parts, so
+the part's rows are found as a run inside it. Trivial weights (norms of ones, zero biases) identify nothing and are left
+out.
 """
 
 from __future__ import annotations
@@ -36,12 +37,25 @@ def anchors(rollout: SideWeights, trainer: SideWeights) -> list[Anchor]:
     ours = _by_first_row(rollout)
     uses: dict[tuple[str, ...], int] = defaultdict(int)
     for part in _usable(trainer):
-        hits = [(whole, start) for whole, start in ours.get(part.rows[0], []) if whole.rows[start : start + len(part.rows)] == part.rows]
+        hits = [
+            (whole, start)
+            for whole, start in ours.get(part.rows[0], [])
+            if whole.rows[start : start + len(part.rows)] == part.rows
+        ]
         if hits:
             turn = min(uses[part.rows], len(hits) - 1)
             uses[part.rows] += 1
             whole, start = hits[turn]
-            found.append(Anchor(whole.module, part.module, (start, start + len(part.rows)), (0, len(part.rows)), len(whole.rows), len(part.rows)))
+            found.append(
+                Anchor(
+                    whole.module,
+                    part.module,
+                    (start, start + len(part.rows)),
+                    (0, len(part.rows)),
+                    len(whole.rows),
+                    len(part.rows),
+                )
+            )
             continue
         found += _parts_of(part, rollout)
     return found
@@ -66,5 +80,14 @@ def _parts_of(whole: WeightView, rollout: SideWeights) -> list[Anchor]:
     for part in _usable(rollout):
         start = starts.get(part.rows[0])
         if start is not None and whole.rows[start : start + len(part.rows)] == part.rows:
-            found.append(Anchor(part.module, whole.module, (0, len(part.rows)), (start, start + len(part.rows)), len(part.rows), len(whole.rows)))
+            found.append(
+                Anchor(
+                    part.module,
+                    whole.module,
+                    (0, len(part.rows)),
+                    (start, start + len(part.rows)),
+                    len(part.rows),
+                    len(whole.rows),
+                )
+            )
     return found

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+
     from samebits.tools.job.job import Job
     from samebits.tools.schema.artifacts.gap import GapStats
     from samebits.tools.schema.experiment import Experiment
@@ -56,7 +57,8 @@ def exact_and_update(job: Job, experiment: Experiment) -> Proven:
         pushed = engine.ask(Push(weights=str(weights), version=1))
         updated, _ = _recompute(job, obtain(None, experiment, engine, job), engine, trainer)
         weights.unlink()
-        assert engine.opened is not None and trainer.opened is not None
+        assert engine.opened is not None
+        assert trainer.opened is not None
         lines = {"rollout": engine.opened.lines, "trainer": trainer.opened.lines}
     said = "; ".join(pushed.lines) or "no reload defect found"
     return Proven(rollout, exact, updated, after_N, lines["trainer"], said, lines)
@@ -79,11 +81,16 @@ class Planted:
 
 
 def find_planted_ulp(job: Job, experiment: Experiment, rollout: Path) -> Planted:
-    """Flip one bit of one element in the middle of the trainer and see that digests name the place and the logprobs move."""
+    """Flip one bit of one element in the middle of the trainer and see that digests name the place and the logprobs
+    move."""
     with job.open_side("trainer", experiment) as trainer:
         asker = Asker(job, rollout, {"trainer": trainer})
         clean = asker.score("trainer", "clean", CapturePlan())
-        outputs = [tap for tap in clean.taps.rowed if tap.site.port == "out0" and tap.site.module.endswith("mlp") and tap.columns > 1]
+        outputs = [
+            tap
+            for tap in clean.taps.rowed
+            if tap.site.port == "out0" and tap.site.module.endswith("mlp") and tap.columns > 1
+        ]
         target = outputs[len(outputs) // 2]
         data = rollout_store.read(rollout)
         sequence = max(range(len(data.sequences)), key=lambda i: len(data.sequences[i].tokens))
@@ -94,6 +101,9 @@ def find_planted_ulp(job: Job, experiment: Experiment, rollout: Path) -> Planted
     differing = [counted for counted in by_digest(pairs, own, other) if counted.differing]
     first = str(differing[0].pair.trainer) if differing else "nothing"
     moved = stats(clean.logprob_N, planted.logprob_N, data.valid_N)
-    # A tap records the value before an edit, so the first site that shows it is the first that reads the flipped output.
+    # A tap records the value before an edit, so the first site that shows it is the first that reads the flipped
+    # output.
     found = bool(differing) and moved.nonzero > 0 and own.tap(first).order >= target.order
-    return Planted(found, f"planted in {target.site} (sequence {sequence}, position 1); first differing site: {first}", moved)
+    return Planted(
+        found, f"planted in {target.site} (sequence {sequence}, position 1); first differing site: {first}", moved
+    )

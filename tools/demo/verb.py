@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+
 from samebits.tools.demo.exact import exact_and_update, find_planted_ulp
 from samebits.tools.diff.verb import run_diff
 from samebits.tools.job.job import Job, device_of
@@ -51,7 +52,9 @@ class Story:
     def tell(self, title: str, text: str, stats: GapStats | None = None) -> None:
         """End a step."""
         number = len(self.steps) + 1
-        self.steps.append(DemoStep(number=number, title=title, text=text, stats=stats, seconds=time.monotonic() - self.begun))
+        self.steps.append(
+            DemoStep(number=number, title=title, text=text, stats=stats, seconds=time.monotonic() - self.begun)
+        )
         self.begun = time.monotonic()
         self.job.emit("demo", f"{number}. {title}: {text}", number, 7)
 
@@ -62,13 +65,21 @@ def experiment_for(model: Path, device: str, switches: dict[str, str], kernels: 
     Args:
         switches: environment of both sides that takes an engine's own inconsistencies away.
     """
-    trainer = {"kernels": "vllm", "layout": "packed", "micro_batch": 64, "logprob": "log_softmax"} if kernels == "vllm" else {}
-    return Experiment.model_validate({
-        "device": device,
-        "rollout": Rollout(model=str(model), eager=True, max_model_len=512, env=switches, engine={"max_num_batched_tokens": 8192}),
-        "trainer": Trainer.model_validate(trainer | {"env": switches}),
-        "workload": Workload(prompts=32, prompt_tokens=(3, 200), new_tokens=32),
-    })
+    trainer = (
+        {"kernels": "vllm", "layout": "packed", "micro_batch": 64, "logprob": "log_softmax"}
+        if kernels == "vllm"
+        else {}
+    )
+    return Experiment.model_validate(
+        {
+            "device": device,
+            "rollout": Rollout(
+                model=str(model), eager=True, max_model_len=512, env=switches, engine={"max_num_batched_tokens": 8192}
+            ),
+            "trainer": Trainer.model_validate(trainer | {"env": switches}),
+            "workload": Workload(prompts=32, prompt_tokens=(3, 200), new_tokens=32),
+        }
+    )
 
 
 def run_demo(request: DemoRequest, job: Job) -> Result:
@@ -84,13 +95,28 @@ def run_demo(request: DemoRequest, job: Job) -> Result:
     closed = experiment_for(model, device, switches, kernels="vllm")
     proven = exact_and_update(story.part("exact"), closed)
     story.tell(
-        "vLLM's own operators in the trainer", f"{len(proven.replaced)} modules replaced, backward in plain PyTorch", proven.exact
+        "vLLM's own operators in the trainer",
+        f"{len(proven.replaced)} modules replaced, backward in plain PyTorch",
+        proven.exact,
     )
-    story.tell("an update, the weights pushed into the live engine", f"step on random advantages, {proven.pushed}", proven.updated)
+    story.tell(
+        "an update, the weights pushed into the live engine",
+        f"step on random advantages, {proven.pushed}",
+        proven.updated,
+    )
     planted = find_planted_ulp(story.part("planted"), closed, proven.rollout)
     story.tell("one ulp planted in one layer", planted.text, planted.stats)
     good = proven.exact.exact and proven.updated.exact and planted.found and named and cut and not gap.stats.exact
-    return _finish(story, good, work[0], proven.exact.tokens + proven.updated.tokens, before, proven.after, proven.lines, request.family)
+    return _finish(
+        story,
+        good,
+        work[0],
+        proven.exact.tokens + proven.updated.tokens,
+        before,
+        proven.after,
+        proven.lines,
+        request.family,
+    )
 
 
 def _gap(story: Story, experiment: Experiment) -> tuple[GapReport, list[float]]:
@@ -100,17 +126,23 @@ def _gap(story: Story, experiment: Experiment) -> tuple[GapReport, list[float]]:
     stored = artifact.load_tensors(part.folder / "gap", "gap.safetensors")
     differences_N = (stored["rollout"].double() - stored["trainer"].double()).abs()
     cause = "no cause of data or meaning fits" if not gap.not_numerics else f"explained by {gap.not_numerics[0].cause}"
-    story.tell("stock vLLM against stock transformers", f"same weights ({gap.weights}), same tokens; {cause}", gap.stats)
+    story.tell(
+        "stock vLLM against stock transformers", f"same weights ({gap.weights}), same tokens; {cause}", gap.stats
+    )
     return gap, differences_N.tolist()
 
 
 def _against_itself(story: Story, experiment: Experiment) -> tuple[bool, dict[str, str]]:
     part = story.part("itself")
-    run_diff(DiffRequest(experiment=experiment, rollout=str(story.job.folder / "measure" / "rollout"), against="batch"), part)
+    run_diff(
+        DiffRequest(experiment=experiment, rollout=str(story.job.folder / "measure" / "rollout"), against="batch"), part
+    )
     found = artifact.read(part.folder / "divergence", DivergenceManifest)
     switches = {name: value for item in found.work for name, value in item.cause.switch.items()}
     if not found.work:
-        story.tell("the rollout side against itself, each sequence alone", "equal here: nothing to switch off", found.gap)
+        story.tell(
+            "the rollout side against itself, each sequence alone", "equal here: nothing to switch off", found.gap
+        )
         return found.gap.exact, switches
     named = "; then ".join(f"{item.kind} {item.between}: {item.cause.why}" for item in found.work)
     story.tell("the rollout side is not equal to itself at a batch of one", named, found.gap)
@@ -122,8 +154,16 @@ def _work_list(story: Story, experiment: Experiment) -> tuple[DivergenceManifest
     run_diff(DiffRequest(experiment=experiment), part)
     found = artifact.read(part.folder / "divergence", DivergenceManifest)
     kinds = ", ".join(dict.fromkeys(item.kind for item in found.work))
-    left = "with all put right every logprob is equal" if found.unexplained.exact else f"{found.unexplained.nonzero} tokens stay unexplained"
-    story.tell("those switched off: the operators that differ between the sides", f"{len(found.work)} on the list ({kinds}), each proven by putting it right; {left}", found.gap)
+    left = (
+        "with all put right every logprob is equal"
+        if found.unexplained.exact
+        else f"{found.unexplained.nonzero} tokens stay unexplained"
+    )
+    story.tell(
+        "those switched off: the operators that differ between the sides",
+        f"{len(found.work)} on the list ({kinds}), each proven by putting it right; {left}",
+        found.gap,
+    )
     return found, part.folder / "divergence"
 
 
@@ -138,20 +178,43 @@ def _repro(story: Story, divergence: Path) -> bool:
 
 
 def _finish(
-    story: Story, good: bool, found: DivergenceManifest, tokens: int, before: list[float], after: torch.Tensor, sides: dict[str, tuple[str, ...]],
+    story: Story,
+    good: bool,
+    found: DivergenceManifest,
+    tokens: int,
+    before: list[float],
+    after: torch.Tensor,
+    sides: dict[str, tuple[str, ...]],
     family: str,
 ) -> Result:
     report = DemoManifest(
-        model=f"tiny random {family} (4 layers, hidden 256, bf16)", steps=tuple(story.steps), work=found.work, layers=found.layers,
-        before=tuple(before), after=tuple(after.tolist()), sides=sides, exact=good, tokens=tokens,
+        model=f"tiny random {family} (4 layers, hidden 256, bf16)",
+        steps=tuple(story.steps),
+        work=found.work,
+        layers=found.layers,
+        before=tuple(before),
+        after=tuple(after.tolist()),
+        sides=sides,
+        exact=good,
+        tokens=tokens,
     )
     artifact.write(story.job.folder / "demo", report, texts={"report.html": page.demo(report)})
-    rows = tuple({
-        "step": step.number, "what": step.title, "differ": "" if step.stats is None else f"{step.stats.nonzero}/{step.stats.tokens}",
-        "max": None if step.stats is None else step.stats.max, "k3": None if step.stats is None else step.stats.k3, "seconds": round(step.seconds, 1),
-    } for step in story.steps)
+    rows = tuple(
+        {
+            "step": step.number,
+            "what": step.title,
+            "differ": "" if step.stats is None else f"{step.stats.nonzero}/{step.stats.tokens}",
+            "max": None if step.stats is None else step.stats.max,
+            "k3": None if step.stats is None else step.stats.k3,
+            "seconds": round(step.seconds, 1),
+        }
+        for step in story.steps
+    )
     summary = f"exact ({tokens} tokens)" if good else "not exact: see the steps"
     return Result(
-        verdict="equal" if good else "differs", summary=f"report: {story.job.folder / 'demo' / 'report.html'}\nverdict: {summary}",
-        ids={"demo": "demo"}, rows=rows, total=len(rows),
+        verdict="equal" if good else "differs",
+        summary=f"report: {story.job.folder / 'demo' / 'report.html'}\nverdict: {summary}",
+        ids={"demo": "demo"},
+        rows=rows,
+        total=len(rows),
     )

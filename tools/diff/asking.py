@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+
     from samebits.tools.job.job import Job
     from samebits.tools.schema.sites import CapturePlan, Edit
     from samebits.tools.sides.session import Session
@@ -51,7 +52,9 @@ class Asker:
         """Run one pass. `name` is the folder it is kept under."""
         self.passes[role] = self.passes.get(role, 0) + 1
         folder = self.job.new(f"passes/{role}-{name}")
-        self.sessions[role].ask(Score(rollout=str(self.rollout), how=how, folder=str(folder), capture=plan, edits=edits))
+        self.sessions[role].ask(
+            Score(rollout=str(self.rollout), how=how, folder=str(folder), capture=plan, edits=edits)
+        )
         scores = rollout_store.read_scores(folder)
         return Answer(scores.logprob_N, scores.scored_N, folder)
 

@@ -1,7 +1,8 @@
 """Proves the work list: operators are put right one after the other until the logprobs are equal.
 
-Pass k has the first k suspects put right and nothing else. Each step shows that the difference moves to a strictly later site (or
-ends), that with the suspect's own output back it is back, and what this one operator does to the logprobs.
+Pass k has the first k suspects put right and nothing else. Each step shows that the difference moves to a strictly
+later site (or ends), that with the suspect's own output back it is back, and what this one operator does to the
+logprobs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from samebits.tools.measure.gap import stats
 
 if TYPE_CHECKING:
     import torch
+
     from samebits.tools.align.taps import Taps
     from samebits.tools.diff.asking import Asker
     from samebits.tools.diff.find import Found
@@ -42,7 +44,8 @@ GROUPS = 8
 
 
 def schedule(count: int, limit: int) -> list[int]:
-    """How many operators are right in each pass: one more each time, and beyond the limit several at once, up to all of them."""
+    """How many operators are right in each pass: one more each time, and beyond the limit several at once, up to all of
+    them."""
     if count <= limit:
         return list(range(count + 1))
     single = max(limit - GROUPS, 1)
@@ -51,7 +54,13 @@ def schedule(count: int, limit: int) -> list[int]:
 
 
 def walk(
-    asker: Asker, rollout: Taps, found: Found, plan: CapturePlan, rollout_N: torch.Tensor, valid_N: torch.Tensor, limit: int
+    asker: Asker,
+    rollout: Taps,
+    found: Found,
+    plan: CapturePlan,
+    rollout_N: torch.Tensor,
+    valid_N: torch.Tensor,
+    limit: int,
 ) -> dict[int, Link]:
     """One pass for each number of operators put right; see `schedule`."""
     regions = tuple(sorted({suspect.container for suspect in found.suspects if suspect.pair.trainer.op}))
@@ -75,7 +84,8 @@ def walk(
 
 
 def around(links: dict[int, Link], index: int) -> tuple[Link, Link, int]:
-    """The passes before and after the operator with this index was put right, and how many were put right together with it."""
+    """The passes before and after the operator with this index was put right, and how many were put right together with
+    it."""
     before = max(count for count in links if count <= index)
     after = min(count for count in links if count > index)
     return links[before], links[after], after - before

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from samebits.tools.align.pairs import sliced
 from samebits.tools.align.taps import common_rows, producer
 from samebits.tools.diff.causes.name import name_cause
@@ -52,7 +53,7 @@ class Model:
         """Checkpoint name -> safetensors file."""
         from safetensors import safe_open
 
-        found = {}
+        found: dict[str, Path] = {}
         for path in sorted(self.folder.glob("*.safetensors")) if self.config else []:
             with safe_open(path, "pt") as file:
                 found |= dict.fromkeys(file.keys(), path)
@@ -129,7 +130,9 @@ def causes(found: Found, rollout: Taps, model_folder: str, data: RolloutData) ->
 
 def cause_of(suspect: Suspect, found: Found, bench: Bench) -> Explained:
     """Named, or unknown with the reason."""
-    trainer = found.operators if found.operators and str(suspect.pair.trainer) in found.operators.numbers else found.forced
+    trainer = (
+        found.operators if found.operators and str(suspect.pair.trainer) in found.operators.numbers else found.forced
+    )
     both = sliced(suspect.pair, bench.rollout, trainer)
     if both is None:
         return Explained(Cause(name="unknown", why="the outputs were not stored"))
@@ -141,20 +144,35 @@ def cause_of(suspect: Suspect, found: Found, bench: Bench) -> Explained:
     except Missing as missing:
         seen = Observation("unknown", {}, ours, theirs, position=(keys & 0xFFFFFFFF).to(torch.int32))
         cause = name_cause(seen).cause
-        return Explained(cause.model_copy(update={"why": f"not tried: {missing.what}"}) if cause.name == "unknown" else cause)
+        return Explained(
+            cause.model_copy(update={"why": f"not tried: {missing.what}"}) if cause.name == "unknown" else cause
+        )
 
 
 def _build(suspect: Suspect, bench: Bench, keys: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor) -> Observation:
     position_T = (keys & 0xFFFFFFFF).to(torch.int32)
     module = producer(bench.rollout, suspect.pair.rollout).module
-    builders = {"norm": _norm, "linear": _linear, "rotary": _rotary, "attention": _attention, "logprob": _logprob, "activation": _activation}
+    builders = {
+        "norm": _norm,
+        "linear": _linear,
+        "rotary": _rotary,
+        "attention": _attention,
+        "logprob": _logprob,
+        "activation": _activation,
+    }
     if suspect.kind not in builders:
         raise Missing(f"no inputs are put together for kind {suspect.kind}")
     return builders[suspect.kind](suspect, bench, module, keys, position_T, ours, theirs)
 
 
 def _norm(
-    suspect: Suspect, bench: Bench, module: str, keys: torch.Tensor, position_T: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor
+    suspect: Suspect,
+    bench: Bench,
+    module: str,
+    keys: torch.Tensor,
+    position_T: torch.Tensor,
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
 ) -> Observation:
     weight_H = bench.model.weight(suspect.pair.trainer.module)
     width = len(weight_H)
@@ -169,7 +187,13 @@ def _norm(
 
 
 def _linear(
-    suspect: Suspect, bench: Bench, module: str, keys: torch.Tensor, position_T: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor
+    suspect: Suspect,
+    bench: Bench,
+    module: str,
+    keys: torch.Tensor,
+    position_T: torch.Tensor,
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
 ) -> Observation:
     del module
     name = suspect.pair.trainer.module if suspect.pair.trainer.module != "logprob" else "lm_head"
@@ -181,23 +205,41 @@ def _linear(
 
 
 def _rotary(
-    suspect: Suspect, bench: Bench, module: str, keys: torch.Tensor, position_T: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor
+    suspect: Suspect,
+    bench: Bench,
+    module: str,
+    keys: torch.Tensor,
+    position_T: torch.Tensor,
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
 ) -> Observation:
     size = bench.model.head_dim
     place = producer(bench.rollout, suspect.pair.rollout)
     # A rotary module takes (positions, q, k) and returns (q, k): output n belongs to the n-th input of its own width.
     call = f"@{place.call}" if place.call else ""
-    tensors = [tap for tap in bench.rollout.rowed if str(tap.site).startswith(f"{module}{call}:in") and tap.columns >= size]
+    tensors = [
+        tap for tap in bench.rollout.rowed if str(tap.site).startswith(f"{module}{call}:in") and tap.columns >= size
+    ]
     number = int(place.port.removeprefix("out") or 0)
     if number >= len(tensors) or tensors[number].columns != ours.shape[1]:
         raise Missing(f"the input of {place} was not told")
     shape = (len(keys), -1, size)
-    inputs = {"x": bench.values(str(tensors[number].site), keys).reshape(shape), "positions": position_T, "inv_freq": bench.model.inv_freq}
+    inputs = {
+        "x": bench.values(str(tensors[number].site), keys).reshape(shape),
+        "positions": position_T,
+        "inv_freq": bench.model.inv_freq,
+    }
     return Observation("rotary", inputs, ours.reshape(shape), theirs.reshape(shape), position=position_T)
 
 
 def _attention(
-    suspect: Suspect, bench: Bench, module: str, keys: torch.Tensor, position_T: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor
+    suspect: Suspect,
+    bench: Bench,
+    module: str,
+    keys: torch.Tensor,
+    position_T: torch.Tensor,
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
 ) -> Observation:
     """The longest sequence: all its keys are rows of the same capture."""
     del suspect, position_T
@@ -208,28 +250,49 @@ def _attention(
     if not torch.equal(position_T, torch.arange(len(position_T), dtype=torch.int32)):
         raise Missing("a sequence with every position from 0 on")
     size = bench.model.head_dim
-    q, k, v = (bench.values(f"{module}:in{number}", keys[mine]).reshape(len(position_T), -1, size) for number in range(3))
+    q, k, v = (
+        bench.values(f"{module}:in{number}", keys[mine]).reshape(len(position_T), -1, size) for number in range(3)
+    )
     inputs = {"q": q, "k": k, "v": v, "position": position_T}
-    scalars = {"scale": size**-0.5, "window": bench.model.number("sliding_window", 0) if bench.model.config.get("use_sliding_window") else 0}
+    scalars = {
+        "scale": size**-0.5,
+        "window": bench.model.number("sliding_window", 0) if bench.model.config.get("use_sliding_window") else 0,
+    }
     shape = q.shape
     return Observation("attention", inputs, ours[mine].reshape(shape), theirs[mine].reshape(shape), scalars, position_T)
 
 
 def _logprob(
-    suspect: Suspect, bench: Bench, module: str, keys: torch.Tensor, position_T: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor
+    suspect: Suspect,
+    bench: Bench,
+    module: str,
+    keys: torch.Tensor,
+    position_T: torch.Tensor,
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
 ) -> Observation:
     del suspect, module
     logits_TV = bench.values("logprob:in0", keys)
     tokens = [
-        bench.data.sequences[key >> 32].sampled[(key & 0xFFFFFFFF) - len(bench.data.sequences[key >> 32].prompt) + 1] for key in keys.tolist()
+        bench.data.sequences[key >> 32].sampled[(key & 0xFFFFFFFF) - len(bench.data.sequences[key >> 32].prompt) + 1]
+        for key in keys.tolist()
     ]
-    scalars = {"temperature": bench.data.temperature or 1.0, "vocabulary": int(bench.model.number("vocab_size", logits_TV.shape[1]))}
+    scalars = {
+        "temperature": bench.data.temperature or 1.0,
+        "vocabulary": int(bench.model.number("vocab_size", logits_TV.shape[1])),
+    }
     inputs = {"logits": logits_TV, "token": torch.tensor(tokens)}
     return Observation("logprob", inputs, ours.reshape(-1), theirs.reshape(-1), scalars, position_T)
 
 
 def _activation(
-    suspect: Suspect, bench: Bench, module: str, keys: torch.Tensor, position_T: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor
+    suspect: Suspect,
+    bench: Bench,
+    module: str,
+    keys: torch.Tensor,
+    position_T: torch.Tensor,
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
 ) -> Observation:
     del suspect
     both_T2F = bench.values(f"{module}:in0", keys)

@@ -1,8 +1,8 @@
 """Finds every operator that differs by itself.
 
-One pass of the trainer in which each paired site is recorded and then takes the rollout's value: every operator then sees inputs
-that are bit-equal to the rollout's, and a site whose own value still differs names an operator (or region) at fault. Regions
-that are not one module are split by a second pass over their dispatcher operators.
+One pass of the trainer in which each paired site is recorded and then takes the rollout's value: every operator then
+sees inputs that are bit-equal to the rollout's, and a site whose own value still differs names an operator (or region)
+at fault. Regions that are not one module are split by a second pass over their dispatcher operators.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ class Suspect:
     @property
     def kind(self) -> str:
         """Kind of operator, told from what ran."""
-        return "logprob" if self.pair.trainer.module == "logprob" and self.pair.trainer.port.startswith("out") else kind_of(self.operators)
+        return (
+            "logprob"
+            if self.pair.trainer.module == "logprob" and self.pair.trainer.port.startswith("out")
+            else kind_of(self.operators)
+        )
 
 
 @dataclass(slots=True)
@@ -74,7 +78,9 @@ def find(asker: Asker, rollout: Taps, anchors: list[Anchor], plan: CapturePlan) 
     forced = asker.score("trainer", "forced", plan, put_right(pairs, rollout)).taps
     suspects = _differing(pairs, rollout, forced)
     found = Found(pairs, suspects, natural, forced, None, compared=len(pairs))
-    containers = tuple(sorted({suspect.container for suspect in suspects if suspect.container and suspect.container != "logprob"}))
+    containers = tuple(
+        sorted({suspect.container for suspect in suspects if suspect.container and suspect.container != "logprob"})
+    )
     if containers:
         _split(found, asker, rollout, plan, containers)
     paired = {str(pair.trainer) for pair in found.pairs}
@@ -95,7 +101,8 @@ def _differing(pairs: list[Pair], rollout: Taps, forced: Taps) -> list[Suspect]:
 
 
 def _split(found: Found, asker: Asker, rollout: Taps, plan: CapturePlan, containers: tuple[str, ...]) -> None:
-    """Tap the dispatcher operators inside the containers, pair them by value, force them too, and see what then differs."""
+    """Tap the dispatcher operators inside the containers, pair them by value, force them too, and see what then
+    differs."""
     edits = put_right(found.pairs, rollout)
     operator_plan = plan.model_copy(update={"level": "operator", "modules": containers, "ports": "all", "replay": True})
     taps = asker.score("trainer", "operators", operator_plan, edits).taps
@@ -111,7 +118,8 @@ def _split(found: Found, asker: Asker, rollout: Taps, plan: CapturePlan, contain
 
 
 def _inner_pairs(operators: Taps, rollout: Taps, found: Found) -> list[Pair]:
-    """Operator outputs that hold a quantity of the rollout which no module of the trainer holds; the earliest of each."""
+    """Operator outputs that hold a quantity of the rollout which no module of the trainer holds; the earliest of
+    each."""
     used = {str(pair.rollout) for pair in found.pairs}
     earliest: dict[str, Pair] = {}
     for pair in pair_taps(rollout, operators, []):
@@ -127,7 +135,11 @@ def _describe(found: Found, taps: Taps) -> None:
     paired = [(order[str(pair.trainer)], pair) for pair in found.pairs]
     for suspect in found.suspects:
         end = order[str(suspect.pair.trainer)]
-        inside = [tap for tap in taps.manifest.taps if tap.site.op and tap.site.module == suspect.container and tap.order <= end]
+        inside = [
+            tap
+            for tap in taps.manifest.taps
+            if tap.site.op and tap.site.module == suspect.container and tap.order <= end
+        ]
         start = max((place for place, pair in paired if place < end and _splits(pair, suspect)), default=-1)
         suspect.operators = tuple(dict.fromkeys(tap.site.op for tap in inside if tap.order > start))
         suspect.inputs = tuple(pair for place, pair in paired if place < end and _feeds(pair, suspect))
@@ -135,7 +147,8 @@ def _describe(found: Found, taps: Taps) -> None:
 
 
 def _feeds(pair: Pair, suspect: Suspect) -> bool:
-    """A paired site from which the suspect's container takes a value: its own inputs, its children's outputs, its operators."""
+    """A paired site from which the suspect's container takes a value: its own inputs, its children's outputs, its
+    operators."""
     site, container = pair.trainer, suspect.container
     if site.module == container:
         return site.port.startswith("in") or bool(site.op)

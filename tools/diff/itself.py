@@ -49,8 +49,8 @@ WAYS: dict[str, tuple[How, str]] = {
 def diff_itself(request: DiffRequest, job: Job) -> Result:
     """Localise every operator whose inputs are equal and output is not, between the plain way and another.
 
-    Where a known trigger takes the difference of an operator away, the search goes on with that trigger off, until the two ways agree
-    or nothing more can be named.
+    Where a known trigger takes the difference of an operator away, the search goes on with that trigger off, until the
+    two ways agree or nothing more can be named.
     """
     how, words = WAYS[request.against]
     search = Search(request, job, how)
@@ -87,7 +87,8 @@ class Search:
     passes: dict[str, int] = field(default_factory=dict)
 
     def look(self, extra: dict[str, str] | None = None, site: Pair | None = None) -> Look:
-        """Run both ways with the switches so far (and `extra`); describe the first operator at fault unless only `site` is asked for."""
+        """Run both ways with the switches so far (and `extra`); describe the first operator at fault unless only `site`
+        is asked for."""
         env = self.switches | (extra or {})
         with self.job.open_side("rollout", self.request.experiment, env=env) as engine:
             if self.rollout is None:
@@ -108,8 +109,10 @@ class Search:
         return Look(gap, len(shared), first, item)
 
     def name(self, look: Look) -> bool:
-        """Put the item on the list with its cause; True when a trigger took its difference away and the search can go on."""
-        assert look.item is not None and look.first is not None
+        """Put the item on the list with its cause; True when a trigger took its difference away and the search can go
+        on."""
+        assert look.item is not None
+        assert look.first is not None
         tried = []
         for trigger in for_kind(look.item.kind, device_of(self.request.experiment)):
             if (self.request.experiment.rollout.env | self.switches).get(trigger.variable) == trigger.off:
@@ -118,8 +121,14 @@ class Search:
             after = self.look({trigger.variable: trigger.off}, look.first)
             if after.first is None:
                 switch = {trigger.variable: trigger.off}
-                why = f"with {trigger.variable}={trigger.off} every row of {look.first.trainer} is equal both ways: {trigger.meaning}"
-                cause = Cause(name="order_batch", why=why, switch=switch, fingerprint=f"{look.item.bits.rows_differing} of {look.item.bits.rows} rows")
+                gone = f"with {trigger.variable}={trigger.off} every row of {look.first.trainer} is equal both ways"
+                why = f"{gone}: {trigger.meaning}"
+                cause = Cause(
+                    name="order_batch",
+                    why=why,
+                    switch=switch,
+                    fingerprint=f"{look.item.bits.rows_differing} of {look.item.bits.rows} rows",
+                )
                 self.work.append(look.item.model_copy(update={"cause": cause}))
                 self.switches |= switch
                 return True
@@ -132,12 +141,15 @@ class Search:
 def _shared(one: Taps, two: Taps) -> list[Pair]:
     """Every rowed site of both captures with itself, in execution order."""
     return [
-        Pair(rollout=tap.site, trainer=tap.site, columns=None, wider="neither", by="place") for tap in one.rowed if str(tap.site) in two.numbers
+        Pair(rollout=tap.site, trainer=tap.site, columns=None, wider="neither", by="place")
+        for tap in one.rowed
+        if str(tap.site) in two.numbers
     ]
 
 
 def _first(shared: list[Pair], one: Taps, two: Taps) -> Pair | None:
-    """First module call in execution order with every tapped input equal on all common rows and an output that is not."""
+    """First module call in execution order with every tapped input equal on all common rows and an output that is
+    not."""
     differing = {str(counted.pair.trainer): counted.differing for counted in by_digest(shared, one, two)}
     for pair in shared:
         site = pair.trainer
@@ -157,10 +169,16 @@ def _item(asker: Asker, first: Pair, how: How, gap: GapStats, index: int) -> Wor
     bits = by_bits(first, one, two)
     assert bits is not None, "a stored site can be compared"
     return WorkItem(
-        index=index, kind=kind_of(tap.site.op for tap in one.manifest.taps if tap.site.module == module and tap.site.op), rollout=(first.rollout,),
-        trainer=(first.trainer,), between=module, inputs=(), bits=bits,
+        index=index,
+        kind=kind_of(tap.site.op for tap in one.manifest.taps if tap.site.module == module and tap.site.op),
+        rollout=(first.rollout,),
+        trainer=(first.trainer,),
+        between=module,
+        inputs=(),
+        bits=bits,
         proof=Proof(rollout_replay=None, trainer_replay=None, equal_until="not asked: one side only", returns=True),
-        cause=Cause(name="unknown", why="no trigger was switched"), effect=gap,
+        cause=Cause(name="unknown", why="no trigger was switched"),
+        effect=gap,
     )
 
 
@@ -169,7 +187,11 @@ def _finish(search: Search, look: Look, gap: GapStats, words: str) -> Result:
     if search.work:
         outcome = Diverged(first=search.work[0])
         named = "; then ".join(f"{item.kind} {item.between}: {item.cause.why}" for item in search.work)
-        end = "with these switches all logprobs are equal" if look.gap.exact else f"{look.gap.nonzero} logprobs stay unexplained"
+        end = (
+            "with these switches all logprobs are equal"
+            if look.gap.exact
+            else f"{look.gap.nonzero} logprobs stay unexplained"
+        )
         summary = f"{words}: {gap.nonzero} of {gap.tokens} logprobs differ (max {gap.max:.3g}); {named}; {end}"
     elif gap.exact:
         outcome, summary = Identical(compared=look.compared), f"{words}: {gap.tokens} logprobs equal to the bit"
@@ -181,12 +203,23 @@ def _finish(search: Search, look: Look, gap: GapStats, words: str) -> Result:
     artifact.write(
         folder,
         DivergenceManifest(
-            outcome=outcome, work=tuple(search.work), gap=gap, unexplained=look.gap, compared=look.compared, not_compared=(),
-            passes=search.passes, made_from={"rollout": artifact.identity(search.rollout)},
+            outcome=outcome,
+            work=tuple(search.work),
+            gap=gap,
+            unexplained=look.gap,
+            compared=look.compared,
+            not_compared=(),
+            passes=search.passes,
+            made_from={"rollout": artifact.identity(search.rollout)},
         ),
     )
     verdict = {"identical": "equal", "diverged": "differs", "incomparable": "unjudged"}[outcome.status]
-    return Result.model_validate({
-        "verdict": verdict, "summary": summary, "ids": {"divergence": folder.name, "rollout": str(search.rollout)},
-        "rows": report.rows(search.work), "total": len(search.work),
-    })
+    return Result.model_validate(
+        {
+            "verdict": verdict,
+            "summary": summary,
+            "ids": {"divergence": folder.name, "rollout": str(search.rollout)},
+            "rows": report.rows(search.work),
+            "total": len(search.work),
+        }
+    )

@@ -12,7 +12,17 @@ Kind = str
 SIGNS: tuple[tuple[Kind, tuple[tuple[str, ...], ...]], ...] = (
     # A kind holds when for one of its rows every fragment is found in some operator's name. First match wins.
     ("logprob", (("log_softmax",), ("logsumexp",), ("exp", "log", "amax", "sum", "gather"))),
-    ("attention", (("scaled_dot_product",), ("flash_attn",), ("attention",), ("softmax", "bmm"), ("softmax", "matmul"), ("softmax", "mm"))),
+    (
+        "attention",
+        (
+            ("scaled_dot_product",),
+            ("flash_attn",),
+            ("attention",),
+            ("softmax", "bmm"),
+            ("softmax", "matmul"),
+            ("softmax", "mm"),
+        ),
+    ),
     ("experts", (("topk", "mm"), ("index_add",), ("grouped_mm",), ("fused_moe",), ("histc", "mm"), ("one_hot", "mm"))),
     ("router", (("topk",),)),
     ("norm", (("rsqrt",), ("rms_norm",), ("layer_norm",))),

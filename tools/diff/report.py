@@ -11,6 +11,7 @@ from samebits.tools.schema.artifacts.divergence import Proof, WorkItem
 
 if TYPE_CHECKING:
     import torch
+
     from samebits.tools.align.taps import Taps
     from samebits.tools.diff.chain import Link
     from samebits.tools.diff.find import Found, Suspect
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 
 
 def items(
-    found: Found, links: dict[int, Link], causes: list[Cause], valid_N: torch.Tensor, rollout: Taps, rollout_operators: Taps | None
+    found: Found,
+    links: dict[int, Link],
+    causes: list[Cause],
+    valid_N: torch.Tensor,
+    rollout: Taps,
+    rollout_operators: Taps | None,
 ) -> list[WorkItem]:
     """One WorkItem per suspect, in execution order."""
     made: list[WorkItem] = []
@@ -30,9 +36,17 @@ def items(
         before, after, together = around(links, index)
         made.append(
             WorkItem(
-                index=index, kind=suspect.kind, rollout=(ours,), trainer=(suspect.pair.trainer,), between=between(suspect),
-                inputs=suspect.inputs, bits=suspect.bits, proof=proof(found, suspect, before, after, _replayed(rollout_operators, ours.module), together),
-                cause=causes[index], effect=effect(before, after, valid_N), same_as=seen.get(pattern),
+                index=index,
+                kind=suspect.kind,
+                rollout=(ours,),
+                trainer=(suspect.pair.trainer,),
+                between=between(suspect),
+                inputs=suspect.inputs,
+                bits=suspect.bits,
+                proof=proof(found, suspect, before, after, _replayed(rollout_operators, ours.module), together),
+                cause=causes[index],
+                effect=effect(before, after, valid_N),
+                same_as=seen.get(pattern),
             )
         )
         seen.setdefault(pattern, index)
@@ -48,7 +62,9 @@ def between(suspect: Suspect) -> str:
     return f"between {starts or 'the start of ' + suspect.container} and {site}"
 
 
-def proof(found: Found, suspect: Suspect, before: Link, after: Link, rollout_replay: bool | None, together: int) -> Proof:
+def proof(
+    found: Found, suspect: Suspect, before: Link, after: Link, rollout_replay: bool | None, together: int
+) -> Proof:
     """DESIGN 3, step 5."""
     notes = []
     if together > 1:
@@ -58,16 +74,27 @@ def proof(found: Found, suspect: Suspect, before: Link, after: Link, rollout_rep
     return Proof(
         rollout_replay=rollout_replay,
         trainer_replay=_replayed(found.operators, suspect.container),
-        equal_until=after.first, returns=before.order <= after.order and before.first != END, notes=tuple(notes),
+        equal_until=after.first,
+        returns=before.order <= after.order and before.first != END,
+        notes=tuple(notes),
     )
 
 
 def _replayed(taps: Taps | None, module: str) -> bool | None:
-    """Whether what a module runs, run again on its recorded inputs, gave its recorded output; None: nothing was run again.
+    """Whether what a module runs, run again on its recorded inputs, gave its recorded output; None: nothing was run
+    again.
 
     Its operators speak for it where they could be run; a container that holds edits cannot be replayed as a whole.
     """
-    own = [replay for replay in taps.manifest.replays if replay.site.module == module and replay.calls and not replay.reason.startswith("not run")] if taps else []
+    own = (
+        [
+            replay
+            for replay in taps.manifest.replays
+            if replay.site.module == module and replay.calls and not replay.reason.startswith("not run")
+        ]
+        if taps
+        else []
+    )
     told = [replay.equal for replay in own if replay.site.op] or [replay.equal for replay in own]
     return all(told) if told else None
 
@@ -76,9 +103,15 @@ def rows(work: list[WorkItem]) -> tuple[dict[str, Cell], ...]:
     """The work list as a table."""
     return tuple(
         {
-            "#": item.index, "kind": item.kind, "where": item.between if len(item.between) < 60 else str(item.trainer[0]),
-            "rollout": str(item.rollout[0]), "differing": f"{item.bits.elements_differing}/{item.bits.elements}", "max ulps": item.bits.max_ulps,
-            "cause": item.cause.name, "effect max": item.effect.max, "then": item.proof.equal_until,
+            "#": item.index,
+            "kind": item.kind,
+            "where": item.between if len(item.between) < 60 else str(item.trainer[0]),
+            "rollout": str(item.rollout[0]),
+            "differing": f"{item.bits.elements_differing}/{item.bits.elements}",
+            "max ulps": item.bits.max_ulps,
+            "cause": item.cause.name,
+            "effect max": item.effect.max,
+            "then": item.proof.equal_until,
         }
         for item in work
     )

@@ -24,7 +24,8 @@ class Counted:
 
 
 def by_digest(pairs: list[Pair], rollout: Taps, trainer: Taps) -> list[Counted]:
-    """Row digests of every pair that covers whole rows of both sides; others cannot be told by digest and are left out."""
+    """Row digests of every pair that covers whole rows of both sides; others cannot be told by digest and are left
+    out."""
     counted = []
     for pair in pairs:
         ours, theirs = str(pair.rollout), str(pair.trainer)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
     from samebits.tools.align.taps import Taps
     from samebits.tools.sides.protocol import RolloutData
 
@@ -18,10 +19,11 @@ def bytes_per_row(*captures: Taps) -> int:
 
 
 def choose(data: RolloutData, differing_N: torch.Tensor, row_bytes: int, budget_bytes: int) -> tuple[int, ...]:
-    """Sequences to store: those with differing tokens first, longest first among the first few, until the budget is used.
+    """Sequences to store: those with differing tokens first, longest first among the first few, until the budget is
+    used.
 
-    The longest differing sequence is always wanted (long contexts show what short ones hide); one sequence is taken even when it alone
-    is over the budget, and the capture then refuses with the sizes.
+    The longest differing sequence is always wanted (long contexts show what short ones hide); one sequence is taken
+    even when it alone is over the budget, and the capture then refuses with the sizes.
     """
     start, lengths, differs = 0, [], []
     for sequence in data.sequences:

@@ -23,19 +23,31 @@ class Trigger:
 
 TRIGGERS = (
     Trigger(
-        "cpu", "linear", "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16",
-        "on CPUs with AMX the bfloat16 matrix products of one row and of several rows add in another order; without AMX tiles they agree",
+        "cpu",
+        "linear",
+        "ONEDNN_MAX_CPU_ISA",
+        "AVX512_CORE_BF16",
+        "with AMX tiles the bfloat16 products of one row and of several rows add in another order",
     ),
     Trigger(
-        "cpu", "attention", "VLLM_CPU_ATTN_SPLIT_KV", "0",
-        "the CPU attention kernel splits the keys over threads when few sequences are in flight, and adds the parts in another order",
+        "cpu",
+        "attention",
+        "VLLM_CPU_ATTN_SPLIT_KV",
+        "0",
+        "with few sequences in flight the CPU attention splits the keys over threads and adds the parts up",
     ),
     Trigger(
-        "cuda", "attention", "VLLM_BATCH_INVARIANT", "1",
-        "without vLLM's batch-invariant mode FlashAttention splits the keys by the work in the batch, and cuBLAS splits K by the batch size",
+        "cuda",
+        "attention",
+        "VLLM_BATCH_INVARIANT",
+        "1",
+        "outside its batch-invariant mode attention splits the keys by the work in the batch",
     ),
     Trigger(
-        "cuda", "linear", "VLLM_BATCH_INVARIANT", "1",
+        "cuda",
+        "linear",
+        "VLLM_BATCH_INVARIANT",
+        "1",
         "without vLLM's batch-invariant mode cuBLAS splits K by the number of rows",
     ),
 )

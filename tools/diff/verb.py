@@ -33,6 +33,7 @@ from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
     import torch
+
     from samebits.tools.align.weights import Anchor
     from samebits.tools.diff.explain import Explained
     from samebits.tools.job.job import Job
@@ -73,20 +74,39 @@ def _diff(request: DiffRequest, job: Job, asker: Asker) -> Result:
     layers = _layers(found_anchors, first_r.taps, first_t.taps)
     if gap.exact:
         compared = len(layers)
-        outcome = Identical(compared=compared) if compared else Incomparable(reason="no module of the two sides could be paired")
-        manifest = DivergenceManifest(
-            outcome=outcome, work=(), gap=gap, unexplained=gap, compared=compared, not_compared=(), passes=asker.passes, layers=layers
+        outcome = (
+            Identical(compared=compared)
+            if compared
+            else Incomparable(reason="no module of the two sides could be paired")
         )
-        return _finish(job, asker, manifest, f"every one of {gap.tokens} logprobs is equal to the bit; {compared} paired modules compared")
+        manifest = DivergenceManifest(
+            outcome=outcome,
+            work=(),
+            gap=gap,
+            unexplained=gap,
+            compared=compared,
+            not_compared=(),
+            passes=asker.passes,
+            layers=layers,
+        )
+        return _finish(
+            job,
+            asker,
+            manifest,
+            f"every one of {gap.tokens} logprobs is equal to the bit; {compared} paired modules compared",
+        )
     return _localise(request, job, asker, data, found_anchors, layers, first_r.logprob_N != first_t.logprob_N)
 
 
 def _same_tokens(data: RolloutData, again_N: torch.Tensor) -> None:
-    """The engine under capture must give the logprobs the rollout holds; else there is no one rollout side to look at."""
+    """The engine under capture must give the logprobs the rollout holds; else there is no one rollout side to look
+    at."""
     if data.valid_N.sum() == 0:
         raise UserError("the rollout", "no valid token", "check its mask")
     if not again_N.isfinite().all():
-        raise UserError("the rollout side", "logprobs that are not finite", "run `samebits measure` and look at the worst tokens")
+        raise UserError(
+            "the rollout side", "logprobs that are not finite", "run `samebits measure` and look at the worst tokens"
+        )
 
 
 def _layers(found: list[Anchor], rollout: Taps, trainer: Taps) -> tuple[tuple[str, int, int], ...]:
@@ -94,7 +114,13 @@ def _layers(found: list[Anchor], rollout: Taps, trainer: Taps) -> tuple[tuple[st
     from samebits.tools.schema.sites import Site
 
     pairs = [
-        Pair(rollout=Site(module=a.rollout, port="out0"), trainer=Site(module=a.trainer, port="out0"), columns=None, wider="neither", by="weights")
+        Pair(
+            rollout=Site(module=a.rollout, port="out0"),
+            trainer=Site(module=a.trainer, port="out0"),
+            columns=None,
+            wider="neither",
+            by="weights",
+        )
         for a in found
         if a.rollout_total == a.trainer_total
     ]
@@ -104,7 +130,12 @@ def _layers(found: list[Anchor], rollout: Taps, trainer: Taps) -> tuple[tuple[st
 
 
 def _localise(
-    request: DiffRequest, job: Job, asker: Asker, data: RolloutData, found_anchors: list[Anchor], layers: tuple[tuple[str, int, int], ...],
+    request: DiffRequest,
+    job: Job,
+    asker: Asker,
+    data: RolloutData,
+    found_anchors: list[Anchor],
+    layers: tuple[tuple[str, int, int], ...],
     differing_N: torch.Tensor,
 ) -> Result:
     budget = request.experiment.capture.budget_mib << 20
@@ -123,12 +154,20 @@ def _localise(
     work = report.items(found, links, [one.cause for one in explained], valid_N, stored.taps, operators_r)
     _write_alignment(job, found, stored.taps)
     if not work:
-        outcome: Diverged | Incomparable = Incomparable(reason="the logprobs differ, yet no paired site differs by itself: see not_compared")
+        outcome: Diverged | Incomparable = Incomparable(
+            reason="the logprobs differ, yet no paired site differs by itself: see not_compared"
+        )
     else:
         outcome = Diverged(first=work[0])
     manifest = DivergenceManifest(
-        outcome=outcome, work=tuple(work), gap=links[0].gap, unexplained=links[len(work)].gap, compared=found.compared,
-        not_compared=tuple(found.not_compared), passes=asker.passes, layers=layers,
+        outcome=outcome,
+        work=tuple(work),
+        gap=links[0].gap,
+        unexplained=links[len(work)].gap,
+        compared=found.compared,
+        not_compared=tuple(found.not_compared),
+        passes=asker.passes,
+        layers=layers,
     )
     return _finish(job, asker, manifest, _sentence(manifest, len(chosen), len(data.sequences)), explained)
 
@@ -137,7 +176,9 @@ def _rollout_operators(asker: Asker, found: Found, rollout: Taps, plan: CaptureP
     """The rollout's operators inside the modules of the work list, each run again on its own inputs (proof (a))."""
     sites = [producer(rollout, suspect.pair.rollout) for suspect in found.suspects]
     modules = tuple(sorted({site.module for site in sites if site.module not in ("", "logprob")}))
-    return asker.score("rollout", "operators", plan.model_copy(update={"level": "operator", "modules": modules, "replay": True})).taps
+    return asker.score(
+        "rollout", "operators", plan.model_copy(update={"level": "operator", "modules": modules, "replay": True})
+    ).taps
 
 
 def _write_alignment(job: Job, found: Found, rollout: Taps) -> None:
@@ -155,12 +196,17 @@ def _write_alignment(job: Job, found: Found, rollout: Taps) -> None:
 
 def _sentence(manifest: DivergenceManifest, chosen: int, sequences: int) -> str:
     gap, rest = manifest.gap, manifest.unexplained
-    start = f"{gap.nonzero} of {gap.tokens} logprobs differ (max {gap.max:.3g}, k3 {gap.k3:.3g}) over {chosen} of {sequences} sequences. "
+    size = f"max {gap.max:.3g}, k3 {gap.k3:.3g}"
+    start = f"{gap.nonzero} of {gap.tokens} logprobs differ ({size}) over {chosen} of {sequences} sequences. "
     if not manifest.work:
         return start + "No operator could be named."
     first = manifest.work[0]
     listed = f"{len(manifest.work)} operators differ by themselves, the first is {first.kind} {first.between}. "
-    left = "With all of them put right every logprob is equal to the bit." if rest.exact else f"Unexplained after all are put right: {rest.nonzero} tokens, max {rest.max:.3g}."
+    left = (
+        "With all of them put right every logprob is equal to the bit."
+        if rest.exact
+        else f"Unexplained after all are put right: {rest.nonzero} tokens, max {rest.max:.3g}."
+    )
     return start + listed + left
 
 
@@ -175,7 +221,14 @@ def _finish(
     table = report.rows(list(manifest.work))
     verdict = {"identical": "equal", "diverged": "differs", "incomparable": "unjudged"}[manifest.outcome.status]
     ids = {"divergence": folder.name, "rollout": str(Path(asker.rollout))}
-    return Result.model_validate({
-        "verdict": verdict, "summary": summary, "ids": ids, "rows": table[:SHOWN], "truncated": len(table) > SHOWN, "total": len(table),
-        "next": f"samebits minimize {folder} --operator 0" if manifest.work else "",
-    })
+    return Result.model_validate(
+        {
+            "verdict": verdict,
+            "summary": summary,
+            "ids": ids,
+            "rows": table[:SHOWN],
+            "truncated": len(table) > SHOWN,
+            "total": len(table),
+            "next": f"samebits minimize {folder} --operator 0" if manifest.work else "",
+        }
+    )

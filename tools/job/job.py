@@ -38,7 +38,12 @@ class Job:
         return self.folder / (name if count == 1 else f"{name}-{count}")
 
     def open_side(
-        self, role: Literal["rollout", "trainer"], experiment: Experiment, *, env: Mapping[str, str] | None = None, taps: bool = False
+        self,
+        role: Literal["rollout", "trainer"],
+        experiment: Experiment,
+        *,
+        env: Mapping[str, str] | None = None,
+        taps: bool = False,
     ) -> Session:
         """Start a side of this experiment (a context manager)."""
         config = experiment.rollout if role == "rollout" else experiment.trainer

@@ -18,7 +18,8 @@ def obtain(given: str | None, experiment: Experiment, engine: Session, job: Job)
     """Folder of the Rollout artifact.
 
     Args:
-        given: an artifact folder, or a JSONL or parquet file of rows; None: the engine generates by the experiment's workload.
+        given: an artifact folder, or a JSONL or parquet file of rows; None: the engine generates by the experiment's
+        workload.
 
     Raises:
         UserError: not a rollout, damaged, or rows that are not valid.

@@ -1,4 +1,5 @@
-"""Charts as inline SVG, drawn from plain numbers. Colours come from the page's style sheet, so light and dark both work."""
+"""Charts as inline SVG, drawn from plain numbers. Colours come from the page's style sheet, so light and dark both
+work."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def token_differences(before: Sequence[float], after: Sequence[float], label: st
             return zero_y
         return plot_bottom - (math.log10(value) - low) / (high - low) * (plot_bottom - TOP)
 
-    body = [f'<line class="axis" x1="{LEFT}" y1="{zero_y}" x2="{WIDTH - 8}" y2="{zero_y}"/><text x="{LEFT - 8}" y="{zero_y + 4}" text-anchor="end">0</text>']
+    body = [
+        f'<line class="axis" x1="{LEFT}" y1="{zero_y}" x2="{WIDTH - 8}" y2="{zero_y}"/>',
+        f'<text x="{LEFT - 8}" y="{zero_y + 4}" text-anchor="end">0</text>',
+    ]
     step = max(1, (high - low) // 4)
     for exponent in range(low, high + 1, step):
         line = y(10.0**exponent)
@@ -49,12 +53,15 @@ def bars(rows: Sequence[tuple[str, float, str]], label: str) -> str:
     pitch, name_width = 18, 300
     height = pitch * len(rows) + 8
     body = []
+    track = WIDTH - name_width - 110
     for number, (name, share, text) in enumerate(rows):
         y = 4 + number * pitch
-        length = max(0.0, min(1.0, share)) * (WIDTH - name_width - 110)
+        length = max(0.0, min(1.0, share)) * track
         body.append(f'<text x="{name_width - 8}" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
-        body.append(f'<rect class="track" x="{name_width}" y="{y + 2}" width="{WIDTH - name_width - 110}" height="{pitch - 6}"/>')
+        body.append(f'<rect class="track" x="{name_width}" y="{y + 2}" width="{track}" height="{pitch - 6}"/>')
         if length:
-            body.append(f'<rect class="bar" x="{name_width}" y="{y + 2}" width="{max(length, 2):.1f}" height="{pitch - 6}"/>')
+            body.append(
+                f'<rect class="bar" x="{name_width}" y="{y + 2}" width="{max(length, 2):.1f}" height="{pitch - 6}"/>'
+            )
         body.append(f'<text x="{WIDTH - 100}" y="{y + 12}">{escape(text)}</text>')
     return _frame(body, label, height)

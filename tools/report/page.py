@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+
 from samebits.tools.report import charts
 
 if TYPE_CHECKING:
@@ -39,9 +40,17 @@ def environment() -> Environment:
 
 def demo(report: DemoManifest) -> str:
     """The demo's page."""
-    layers = [(name, differing / rows if rows else 0.0, f"{differing}/{rows}") for name, rows, differing in report.layers]
-    return environment().get_template("demo.html.jinja").render(
-        report=report,
-        tokens_chart=Markup(charts.token_differences(report.before, report.after, "logprob difference of every sampled token, nats")),
-        layers_chart=Markup(charts.bars(layers, "share of token rows that differ, by module")),
+    layers = [
+        (name, differing / rows if rows else 0.0, f"{differing}/{rows}") for name, rows, differing in report.layers
+    ]
+    return (
+        environment()
+        .get_template("demo.html.jinja")
+        .render(
+            report=report,
+            tokens_chart=Markup(
+                charts.token_differences(report.before, report.after, "logprob difference of every sampled token, nats")
+            ),
+            layers_chart=Markup(charts.bars(layers, "share of token rows that differ, by module")),
+        )
     )

@@ -9,6 +9,7 @@ SCHEMA_VERSION = 1
 
 
 class Model(BaseModel):
-    """Frozen, closed, documented by the strings under its fields. NaN and infinities are written as strings, not as null."""
+    """Frozen, closed, documented by the strings under its fields. NaN and infinities are written as strings, not as
+    null."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")

@@ -108,6 +108,8 @@ class Pool(Model):
     """Interpreter that has torch, vllm and samebits; empty: the one samebits itself runs in."""
     time_limit_s: int = Field(default=3600, ge=1)
     """A job over this is ended as timed out."""
+    memory_limit_mib: int = Field(default=0, ge=0)
+    """A job whose processes together hold more memory of their own than this is ended; 0: no limit."""
 
 
 class Experiment(Model):

@@ -16,8 +16,8 @@ class How(Model):
     """In which way the same tokens are computed. The default is the plain way of each side."""
 
     path: Literal["decode", "prefill"] = "decode"
-    """Rollout side: sampled tokens fed one by one as generated (teacher-forced decode), or each token rescored as the one
-    token sampled after a prefill of all before it. The trainer has one path and ignores this."""
+    """Rollout side: sampled tokens fed one by one as generated (teacher-forced decode), or each token rescored as the
+    one token sampled after a prefill of all before it. The trainer has one path and ignores this."""
     concurrency: int | None = None
     """Sequences in flight at once; None: all; 1: each alone."""
     reverse: bool = False
@@ -76,14 +76,15 @@ class Reading(Model):
     row_shift: int = 0
     """Taken this many rows too late (negative: too early)."""
     count: bool = False
-    """Also how many of the most probable tokens hold the mass by which the reported logprob is larger (sorts the vocabulary)."""
+    """Also how many of the most probable tokens hold the mass by which the reported logprob is larger (sorts the
+    vocabulary)."""
 
 
 class Readings(Model):
     """Trainer side: float64 columns for closed-form causes, so that logits never leave the process.
 
-    Writes readings.safetensors into `folder`: for reading k, `logprob.k`, `total.k`, `slope.k`, `count.k` float64 [tokens]
-    in the rollout's order (see tools/sides/scoring/readings.py); NaN where the row does not exist.
+    Writes readings.safetensors into `folder`: for reading k, `logprob.k`, `total.k`, `slope.k`, `count.k` float64
+    [tokens] in the rollout's order (see tools/sides/scoring/readings.py); NaN where the row does not exist.
     """
 
     command: Literal["readings"] = "readings"

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 from pydantic import ValidationError
+
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment
 
@@ -19,14 +20,17 @@ def read(path: Path, overrides: tuple[str, ...] = ()) -> Experiment:
 
     Args:
         path: the file, or a folder with samebits.toml.
-        overrides: "section.key=value" (value in TOML, or bare text), applied on top; paths in them from the working directory.
+        overrides: "section.key=value" (value in TOML, or bare text), applied on top; paths in them from the working
+        directory.
 
     Raises:
         UserError: missing, not TOML, unknown key, wrong type or value.
     """
     path = path / NAME if path.is_dir() else path
     if not path.is_file():
-        raise UserError(str(path), "no experiment file here", "run `samebits init` to write a commented one, or give --config")
+        raise UserError(
+            str(path), "no experiment file here", "run `samebits init` to write a commented one, or give --config"
+        )
     text = path.read_text(encoding="utf-8")
     try:
         raw = tomllib.loads(text)
@@ -44,8 +48,12 @@ def read(path: Path, overrides: tuple[str, ...] = ()) -> Experiment:
         key = ".".join(str(part) for part in first["loc"] if part != "constrained-str")
         line = line_of(text, [str(part) for part in first["loc"]])
         where = f"{path}:{line}" if line else str(path)
-        reason = "unknown key" if first["type"] == "extra_forbidden" else f"{first['msg'].lower()}, got {first['input']!r}"
-        raise UserError(f"{where}: {key}", reason, "see the comments that `samebits init` writes for what is expected") from error
+        reason = (
+            "unknown key" if first["type"] == "extra_forbidden" else f"{first['msg'].lower()}, got {first['input']!r}"
+        )
+        raise UserError(
+            f"{where}: {key}", reason, "see the comments that `samebits init` writes for what is expected"
+        ) from error
 
 
 def line_of(text: str, location: list[str]) -> int | None:
@@ -74,7 +82,7 @@ def _merge(base: dict[str, object], top: dict[str, object]) -> dict[str, object]
 def _override(into: dict[str, object], text: str) -> None:
     key, sign, value = text.partition("=")
     if not sign or not re.fullmatch(r"[\w.\-]+", key):
-        raise UserError(f"--set {text}", "not of the form section.key=value", 'for example --set rollout.dtype=float32')
+        raise UserError(f"--set {text}", "not of the form section.key=value", "for example --set rollout.dtype=float32")
     try:
         parsed: object = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

@@ -44,7 +44,8 @@ class DiffRequest(Model):
     experiment: Experiment
     rollout: str | None = None
     against: Literal["trainer", "batch", "decode_prefill", "chunked_prefill", "prefix_hit"] = "trainer"
-    """The other side, or the rollout side itself computed another way: each sequence alone, by prefill, in chunks, from the cache."""
+    """The other side, or the rollout side itself computed another way: each sequence alone, by prefill, in chunks, from
+    the cache."""
     max_operators: int = Field(default=64, ge=1)
     """Prove up to this many operators one by one; what is beyond is put right in a few steps of several."""
 

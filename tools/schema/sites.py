@@ -34,7 +34,8 @@ class Site(Model):
 
 
 class Parts(Model):
-    """Columns of a module's tap that get taps of their own: a merged qkv is then compared by digest with three linears."""
+    """Columns of a module's tap that get taps of their own: a merged qkv is then compared by digest with three
+    linears."""
 
     module: str
     port: str = "out0"
@@ -46,10 +47,11 @@ class CapturePlan(Model):
     """What to record during one pass."""
 
     level: Literal["module", "operator"] = "module"
-    """module: ports of module calls. operator: those too, and every dispatcher operator inside `modules`, so that one capture
-    holds both in one execution order."""
+    """module: ports of module calls. operator: those too, and every dispatcher operator inside `modules`, so that one
+    capture holds both in one execution order."""
     ports: Literal["chosen", "all"] = "chosen"
-    """Whose module ports are tapped: those of `modules`, or of every module (and the side's own steps such as logprob)."""
+    """Whose module ports are tapped: those of `modules`, or of every module (and the side's own steps such as
+    logprob)."""
     modules: tuple[str, ...] | None = None
     """Operator level: modules whose operators are tapped (those of a submodule belong to the deepest module named).
     Module level: modules to tap. None: all."""

@@ -14,7 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.tools.schema.errors import UserError
-from samebits.tools.schema.passes import COMMAND, Broken, Close, Command, Done, Generate, Modules, Open, Push, Readings, Refused, Score, Step, Weights
+from samebits.tools.schema.passes import (
+    COMMAND,
+    Broken,
+    Close,
+    Command,
+    Done,
+    Generate,
+    Modules,
+    Open,
+    Push,
+    Readings,
+    Refused,
+    Score,
+    Step,
+    Weights,
+)
 
 if TYPE_CHECKING:
     from samebits.tools.schema.passes import Reply

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
     from samebits.tools.schema.artifacts.weights import SideModules, SideWeights
     from samebits.tools.schema.experiment import Workload
     from samebits.tools.schema.passes import How, Open, Reading, Step
@@ -68,14 +69,17 @@ class Side(ABC):
 
     @abstractmethod
     def describe(self) -> tuple[dict[str, str | int | float | bool | None], list[str]]:
-        """Facts and lines for reports: versions, runner, attention backend, logprob mode, eager or compiled, kernels."""
+        """Facts and lines for reports: versions, runner, attention backend, logprob mode, eager or compiled,
+        kernels."""
 
     def generate(self, workload: Workload) -> RolloutData:
         """Sample a rollout. Only sides that can generate have it."""
         raise NotImplementedError
 
     @abstractmethod
-    def score(self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path) -> Scores:
+    def score(
+        self, data: RolloutData, how: How, plan: CapturePlan | None, edits: tuple[Edit, ...], folder: Path
+    ) -> Scores:
         """Logprob of every sampled token. With a plan the Capture artifact is written to `folder / "capture"`."""
 
     @abstractmethod
@@ -98,7 +102,7 @@ class Side(ABC):
         """One policy-gradient update. Only trainers have it."""
         raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most sides have nothing to free)
         """Free engines and processes."""
 
 

@@ -5,9 +5,11 @@ Legend: S sequences, P prompt tokens in all, N sampled tokens in all.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
+
 from samebits.tools.schema.artifacts.rollout import RolloutManifest
 from samebits.tools.sides.protocol import RolloutData, Scores, Sequence
 from samebits.tools.store import artifact
@@ -29,12 +31,23 @@ def write(folder: Path, data: RolloutData, *, side: str, notes: tuple[str, ...] 
     prompt_P, prompt_offsets_S1 = _flat([s.prompt for s in data.sequences])
     sampled_N, sampled_offsets_S1 = _flat([s.sampled for s in data.sequences])
     tensors = {
-        "prompt_ids": prompt_P, "prompt_offsets": prompt_offsets_S1, "sampled_ids": sampled_N,
-        "sampled_offsets": sampled_offsets_S1, "logprob": data.logprob_N, "valid": data.valid_N,
+        "prompt_ids": prompt_P,
+        "prompt_offsets": prompt_offsets_S1,
+        "sampled_ids": sampled_N,
+        "sampled_offsets": sampled_offsets_S1,
+        "logprob": data.logprob_N,
+        "valid": data.valid_N,
     }
     manifest = RolloutManifest(
-        sequences=len(data.sequences), tokens=len(sampled_N), temperature=data.temperature, top_p=data.top_p, top_k=data.top_k,
-        logprobs=cast("Literal['raw', 'processed', 'unknown']", data.logprobs), weight_version=data.weight_version, side=side, notes=notes,
+        sequences=len(data.sequences),
+        tokens=len(sampled_N),
+        temperature=data.temperature,
+        top_p=data.top_p,
+        top_k=data.top_k,
+        logprobs=cast("Literal['raw', 'processed', 'unknown']", data.logprobs),
+        weight_version=data.weight_version,
+        side=side,
+        notes=notes,
     )
     return artifact.write(folder, manifest, {TENSORS: tensors})
 
@@ -50,11 +63,18 @@ def read(folder: Path) -> RolloutData:
 
     def parts(name: str) -> list[list[int]]:
         ids, offsets = stored[f"{name}_ids"].tolist(), stored[f"{name}_offsets"].tolist()
-        return [ids[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+        return [ids[a:b] for a, b in itertools.pairwise(offsets)]
 
     sequences = [Sequence(prompt, sampled) for prompt, sampled in zip(parts("prompt"), parts("sampled"), strict=True)]
     return RolloutData(
-        sequences, stored["logprob"], stored["valid"], manifest.temperature, manifest.top_p, manifest.top_k, manifest.logprobs, manifest.weight_version
+        sequences,
+        stored["logprob"],
+        stored["valid"],
+        manifest.temperature,
+        manifest.top_p,
+        manifest.top_k,
+        manifest.logprobs,
+        manifest.weight_version,
     )
 
 
@@ -62,7 +82,10 @@ def write_scores(folder: Path, scores: Scores) -> None:
     """Write scores.safetensors into an existing folder."""
     from safetensors.torch import save_file
 
-    save_file({"logprob": scores.logprob_N.contiguous(), "scored": scores.scored_N.contiguous()}, folder / "scores.safetensors")
+    save_file(
+        {"logprob": scores.logprob_N.contiguous(), "scored": scores.scored_N.contiguous()},
+        folder / "scores.safetensors",
+    )
 
 
 def read_scores(folder: Path) -> Scores:

@@ -44,8 +44,14 @@ class Session:
 
     @classmethod
     def start(
-        cls, role: Literal["rollout", "trainer"], experiment: Experiment, device: Literal["cpu", "cuda"], folder: Path, *,
-        env: Mapping[str, str] | None = None, taps: bool = False,
+        cls,
+        role: Literal["rollout", "trainer"],
+        experiment: Experiment,
+        device: Literal["cpu", "cuda"],
+        folder: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        taps: bool = False,
     ) -> Self:
         """Start the process and load the model.
 
@@ -69,7 +75,10 @@ class Session:
             # Same process group as the worker: killing the group leaves no orphan.
             process = subprocess.Popen(
                 [sys.executable, "-m", "samebits.tools.sides.child", str(command_read), str(reply_write)],
-                stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, pass_fds=(command_read, reply_write),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                pass_fds=(command_read, reply_write),
                 env=variables(config, device) | dict(config.env) | dict(env or {}),
             )
         os.close(command_read)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
+
 from samebits.tools.schema.artifacts.base import Manifest
 from samebits.tools.schema.base import SCHEMA_VERSION
 from samebits.tools.schema.errors import UserError
@@ -33,7 +34,9 @@ def sha256(path: Path) -> str:
 
 
 def write(
-    folder: Path, manifest: M, tensors: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
+    folder: Path,
+    manifest: M,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> M:
     """Write an artifact: safetensors files by name, text files by name, then the manifest. All or nothing.
@@ -62,7 +65,11 @@ def write(
         os.replace(part, folder)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise UserError(str(folder), f"cannot be written ({error.strerror or error})", "free disk space or choose another run folder") from error
+        raise UserError(
+            str(folder),
+            f"cannot be written ({error.strerror or error})",
+            "free disk space or choose another run folder",
+        ) from error
     return whole
 
 
@@ -75,17 +82,23 @@ def read(folder: Path, kind: type[M], *, check: bool = True) -> M:
     path = folder / MANIFEST
     expected = kind.model_fields["kind"].default
     if not path.is_file():
-        raise UserError(str(folder), f"no {expected} artifact here (no {MANIFEST})", "give the folder that a verb printed")
+        raise UserError(
+            str(folder), f"no {expected} artifact here (no {MANIFEST})", "give the folder that a verb printed"
+        )
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(str(path), f"damaged: {error}", "make the artifact again") from error
     if raw.get("schema_version") != SCHEMA_VERSION:
         raise UserError(
-            str(folder), f"schema version {raw.get('schema_version')}, this samebits reads {SCHEMA_VERSION}", "make the artifact again with this version"
+            str(folder),
+            f"schema version {raw.get('schema_version')}, this samebits reads {SCHEMA_VERSION}",
+            "make the artifact again with this version",
         )
     if raw.get("kind") != expected:
-        raise UserError(str(folder), f"a {raw.get('kind')} artifact, not a {expected}", f"give the folder of a {expected}")
+        raise UserError(
+            str(folder), f"a {raw.get('kind')} artifact, not a {expected}", f"give the folder of a {expected}"
+        )
     try:
         manifest = kind.model_validate(raw)
     except ValidationError as error:
@@ -93,7 +106,9 @@ def read(folder: Path, kind: type[M], *, check: bool = True) -> M:
     if check:
         for name, digest in manifest.files.items():
             if not (folder / name).is_file() or sha256(folder / name) != digest:
-                raise UserError(str(folder / name), "damaged: its bytes are not those the manifest names", "make the artifact again")
+                raise UserError(
+                    str(folder / name), "damaged: its bytes are not those the manifest names", "make the artifact again"
+                )
     return manifest
 
 

@@ -82,7 +82,10 @@ def test_ending_the_command_ends_the_worker_and_what_it_started(tmp_path: Path, 
     stand_in.chmod(0o755)
     samebits("init", "--model", "nowhere", cwd=tmp_path)
     process = subprocess.Popen(
-        [*COMMAND, "measure", "-o", "job", "--set", f"pool.worker_python={stand_in}"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "measure", "-o", "job", "--set", f"pool.worker_python={stand_in}"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + 60
     while not _running(mark):

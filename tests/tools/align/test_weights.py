@@ -7,7 +7,15 @@ from samebits.tools.schema.artifacts.weights import SideWeights, WeightView
 
 
 def view(module: str, rows: str, *, trivial: bool = False, name: str = "weight") -> WeightView:
-    return WeightView(module=module, name=name, dtype="bfloat16", shape=(len(rows),), rows=tuple(rows), trivial=trivial, source="parameter")
+    return WeightView(
+        module=module,
+        name=name,
+        dtype="bfloat16",
+        shape=(len(rows),),
+        rows=tuple(rows),
+        trivial=trivial,
+        source="parameter",
+    )
 
 
 def side(*views: WeightView) -> SideWeights:

@@ -1,4 +1,5 @@
-"""A rollout side that is the trainer's own model with known operators done another way: what a diff must find, no more, no less.
+"""A rollout side that is the trainer's own model with known operators done another way: what a diff must find, no more,
+no less.
 
     side = "python:planted_sides:factory", engine = { faults = "norm:1,linear:0" }
 

@@ -30,16 +30,20 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "planted_sides", raising=False)
 
 
-def diffed(model: Path, folder: Path, faults: str, trainer: dict[str, object] | None = None, **more: object) -> tuple[Result, DivergenceManifest]:
-    request = DiffRequest.model_validate({
-        "experiment": {
-            "device": "cpu",
-            "rollout": {"side": "python:planted_sides:factory", "model": str(model), "engine": {"faults": faults}},
-            "trainer": {"logprob": "log_softmax"} | (trainer or {}),
-            "workload": {"prompts": 6, "prompt_tokens": (8, 40), "new_tokens": 8},
-        },
-        **more,
-    })
+def diffed(
+    model: Path, folder: Path, faults: str, trainer: dict[str, object] | None = None, **more: object
+) -> tuple[Result, DivergenceManifest]:
+    request = DiffRequest.model_validate(
+        {
+            "experiment": {
+                "device": "cpu",
+                "rollout": {"side": "python:planted_sides:factory", "model": str(model), "engine": {"faults": faults}},
+                "trainer": {"logprob": "log_softmax"} | (trainer or {}),
+                "workload": {"prompts": 6, "prompt_tokens": (8, 40), "new_tokens": 8},
+            },
+            **more,
+        }
+    )
     result = run_diff(request, Job(folder))
     return result, artifact.read(folder / result.ids["divergence"], DivergenceManifest)
 
@@ -53,7 +57,9 @@ def test_equal_sides_are_identical_and_something_was_compared(models: Callable[.
     assert not found.work
 
 
-def test_a_planted_norm_is_the_only_operator_named_and_its_rounding_is_the_cause(models: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_planted_norm_is_the_only_operator_named_and_its_rounding_is_the_cause(
+    models: Callable[..., Path], tmp_path: Path
+) -> None:
     result, found = diffed(models(dtype="bfloat16"), tmp_path, "norm:1")
     assert result.verdict == "differs"
     assert [(item.kind, item.between) for item in found.work] == [("norm", "model.layers.1.post_attention_layernorm")]
@@ -67,7 +73,9 @@ def test_a_planted_norm_is_the_only_operator_named_and_its_rounding_is_the_cause
     assert not found.gap.exact
 
 
-def test_two_planted_operators_come_in_execution_order_each_with_its_effect(models: Callable[..., Path], tmp_path: Path) -> None:
+def test_two_planted_operators_come_in_execution_order_each_with_its_effect(
+    models: Callable[..., Path], tmp_path: Path
+) -> None:
     _, found = diffed(models(dtype="bfloat16"), tmp_path, "linear:1,norm:0")
     assert [(item.kind, item.between) for item in found.work] == [
         ("norm", "model.layers.0.post_attention_layernorm"), ("linear", "model.layers.1.mlp.down_proj"),
@@ -80,7 +88,9 @@ def test_two_planted_operators_come_in_execution_order_each_with_its_effect(mode
     assert found.unexplained.exact
 
 
-def test_a_merged_projection_is_paired_by_its_weights_and_not_blamed(models: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_merged_projection_is_paired_by_its_weights_and_not_blamed(
+    models: Callable[..., Path], tmp_path: Path
+) -> None:
     _, found = diffed(models(dtype="bfloat16"), tmp_path, "merged:0,norm:1")
     assert [item.between for item in found.work] == ["model.layers.1.post_attention_layernorm"]
     alignment = (tmp_path / "alignment" / "manifest.json").read_text(encoding="utf-8")

@@ -16,8 +16,15 @@ def stats(nonzero: int) -> GapStats:
 
 def report(*, exact: bool, text: str = "words") -> DemoManifest:
     return DemoManifest(
-        model="tiny", steps=(DemoStep(number=1, title="gap", text=text, stats=stats(3), seconds=1.0),), work=(),
-        layers=(("model.layers.0", 4, 1),), before=(0.1, 0.0, 1e-7, 0.2), after=(0.0,) * 4, sides={"rollout": ("vllm",)}, exact=exact, tokens=4,
+        model="tiny",
+        steps=(DemoStep(number=1, title="gap", text=text, stats=stats(3), seconds=1.0),),
+        work=(),
+        layers=(("model.layers.0", 4, 1),),
+        before=(0.1, 0.0, 1e-7, 0.2),
+        after=(0.0,) * 4,
+        sides={"rollout": ("vllm",)},
+        exact=exact,
+        tokens=4,
     )
 
 

@@ -6,7 +6,8 @@ from samebits.tools.schema.base import SCHEMA_VERSION, Model
 
 
 class Environment(Model):
-    """What the numbers depend on besides the code: two artifacts of unequal environments are never compared silently."""
+    """What the numbers depend on besides the code: two artifacts of unequal environments are never compared
+    silently."""
 
     platform: str = ""
     """Machine, CPU model or GPU name with its compute capability and driver."""
@@ -14,7 +15,8 @@ class Environment(Model):
     packages: dict[str, str] = {}
     """Versions of torch, triton, vllm, transformers, samebits, as installed."""
     variables: dict[str, str] = {}
-    """Environment variables that change numbers (VLLM_*, ATEN_CPU_CAPABILITY, ONEDNN_*, CUBLAS*, OMP_NUM_THREADS, ...)."""
+    """Environment variables that change numbers (VLLM_*, ATEN_CPU_CAPABILITY, ONEDNN_*, CUBLAS*, OMP_NUM_THREADS,
+    ...)."""
     facts: dict[str, str] = {}
     """What the libraries chose: CPU capability, attention isa, BLAS library, TF32 switches."""
 

@@ -10,7 +10,18 @@ from samebits.tools.schema.artifacts.base import Manifest
 from samebits.tools.schema.base import Model
 
 LegName = Literal[
-    "builds", "contained", "accuracy", "bits", "repeat", "rows", "sweep", "paths", "gradient", "compiled", "graphs", "time"
+    "builds",
+    "contained",
+    "accuracy",
+    "bits",
+    "repeat",
+    "rows",
+    "sweep",
+    "paths",
+    "gradient",
+    "compiled",
+    "graphs",
+    "time",
 ]
 """In the order in which they run."""
 

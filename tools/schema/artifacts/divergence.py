@@ -48,7 +48,8 @@ class Proof(Model):
     """DESIGN 3, step 5, of one operator."""
 
     rollout_replay: bool | None
-    """(a) The rollout side's operator, run alone on the recorded inputs, gives the recorded output; None: not replayed."""
+    """(a) The rollout side's operator, run alone on the recorded inputs, gives the recorded output; None: not
+    replayed."""
     trainer_replay: bool | None
     equal_until: str
     """(b) With the rollout's output put in: the next site that differs, or "the logprobs are equal"."""
@@ -61,8 +62,18 @@ class Cause(Model):
     """DESIGN 3, step 6."""
 
     name: Literal[
-        "order_batch", "order_static", "cast", "precision", "formula", "path", "race", "state", "data", "capture",
-        "vacuous", "unknown",
+        "order_batch",
+        "order_static",
+        "cast",
+        "precision",
+        "formula",
+        "path",
+        "race",
+        "state",
+        "data",
+        "capture",
+        "vacuous",
+        "unknown",
     ]
     why: str
     """The plain PyTorch arithmetic that gives the other side's bits, or the trigger that was switched."""

@@ -59,7 +59,8 @@ class NotNumerics(Model):
     """A cause of data or meaning whose closed form explains the difference."""
 
     cause: str
-    """temperature, top_p, top_k, shift, end_token, padded_vocabulary, raw_processed, transport_rounding, weights, tokens."""
+    """temperature, top_p, top_k, shift, end_token, padded_vocabulary, raw_processed, transport_rounding, weights,
+    tokens."""
     explanation: str
     residual: float
     """Largest |diff| left after the closed form is applied, nats."""

@@ -58,7 +58,8 @@ class Call(Model):
     """`aten.mul.Tensor`, `_C.rotary_embedding.default`."""
     args: tuple[Any, ...]
     """JSON constants as they are; {"value": id}; {"scalar": n} (a number a call returned); {"dtype": "float16"};
-    {"device": "cpu"}; {"layout": "strided"}; {"memory_format": "contiguous_format"}; {"float": "inf"}, "-inf", "nan"."""
+    {"device": "cpu"}; {"layout": "strided"}; {"memory_format": "contiguous_format"}; {"float": "inf"}, "-inf",
+    "nan"."""
     kwargs: dict[str, Any] = {}
     outs: tuple[Any, ...] = ()
     """Per result {"value": id}, {"scalar": n} or None; a list for a result that is a list of tensors."""

@@ -15,7 +15,8 @@ class WeightView(Model):
     dtype: str
     shape: tuple[int, ...]
     rows: tuple[str, ...]
-    """Digest (hex, 128 bits) of each row of the first dimension, in order: a merged weight is the concatenation of its parts."""
+    """Digest (hex, 128 bits) of each row of the first dimension, in order: a merged weight is the concatenation of its
+    parts."""
     trivial: bool
     """All rows equal or constant (norm of ones, zero bias): its digest identifies nothing."""
     source: str
