@@ -59,7 +59,10 @@ def _ends(gap: Gap) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
         if len(places) > 1:
             last[i] = places[-1:]
             token = sequence.sampled[places[-1] - start]
-            tail = [n for n in places if all(sequence.sampled[m - start] == token for m in places if m >= n)]
+            other = next(
+                (k for k in range(len(places) - 1, -1, -1) if sequence.sampled[places[k] - start] != token), -1
+            )
+            tail = places[other + 1 :]
             if 1 < len(tail) < len(places):
                 # The first of them is the end token itself, when padding repeats it.
                 tails[i] = tail
