@@ -86,10 +86,13 @@ def run_demo(request: DemoRequest, job: Job) -> Result:
     """Carry out the seven steps; the verdict is exact only if every step saw what it must."""
     device = device_of(Experiment(device=request.device))
     model = write_tiny(job.folder / "model", request.family)
-    stock = experiment_for(model, device, {})
+    # One thread never splits the keys; two show what a user's machine does.
+    threads = {"OMP_NUM_THREADS": "2"} if device == "cpu" else {}
+    stock = experiment_for(model, device, threads)
     story = Story(job, stock)
     gap, before = _gap(story, stock)
     named, switches = _against_itself(story, stock)
+    switches |= threads
     work = _work_list(story, experiment_for(model, device, switches))
     cut = _repro(story, work[1])
     closed = experiment_for(model, device, switches, kernels="vllm")

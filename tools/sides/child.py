@@ -96,6 +96,10 @@ def main() -> None:
         replies.write(reply.model_dump_json() + "\n")
     if side is not None:
         side.close()
+    # Engines hold threads and atexit handlers that take up to 20 s to wind down; every reply and artifact is out by now.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
