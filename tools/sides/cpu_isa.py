@@ -1,8 +1,8 @@
 """One switch for AMX. Must run before vLLM is imported.
 
-ONEDNN_MAX_CPU_ISA keeps oneDNN from AMX, yet vLLM asks the CPU itself and would run its own AMX kernels: with other bits for
-a row alone and in company, and ended by an illegal instruction, since it is oneDNN that asks the operating system for the
-right to use the tiles.
+ONEDNN_MAX_CPU_ISA keeps oneDNN from AMX, yet vLLM asks the CPU itself and would run its own AMX kernels: with other bits
+for a row alone and in company, and ended by an illegal instruction, since it is oneDNN that asks the operating system for
+the right to use the tiles.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ def without_amx(isa: str) -> bool:
 
 
 def apply() -> None:
-    """Make ONEDNN_MAX_CPU_ISA count for everything in this process; where AMX is allowed, ask for the right to use it now.
+    """Make ONEDNN_MAX_CPU_ISA count for the whole process; where AMX is allowed, ask for the right to use it now.
 
-    oneDNN asks with its first AMX product. A first pass of one or two rows has none, and would end in vLLM's AMX attention.
+    oneDNN asks with its first AMX product. A first pass of one or two rows has none, and would end in vLLM's AMX
+    attention.
     """
     import torch
 

@@ -142,7 +142,7 @@ class EngineRows:
             self._reached[name] = max(reached, start + length)
 
     def forced(self, sampled_R: torch.Tensor) -> torch.Tensor:
-        """Head rows of this pass whose sampled token counts: at or behind the end of the sequence's prompt."""
+        """The ids that must come out of this pass in place of the drawn ones; unfinished prompts keep theirs."""
         assert self.batch is not None
         if not self.follows:
             return sampled_R
@@ -168,5 +168,5 @@ class EngineRows:
                 zip(self.batch.requests, self.batch.starts, self.batch.lengths, strict=True)
             )
             if (sequence := sequence_of(name)) >= 0
-            and self.prompts[sequence] <= start + length < len(self.sequences[sequence]) + 1
+            and self.prompts[sequence] <= start + length < len(self.sequences[sequence])
         ]

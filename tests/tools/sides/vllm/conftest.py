@@ -1,4 +1,4 @@
-"""Engines on tiny models, each in its own process, without AMX and without the KV split (both vary with the company)."""
+"""Engines on tiny models, each in its own process, without AMX and the KV split (both vary with the company)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def moved(source: Path, target: Path, seed: int) -> Path:
 
 @pytest.mark.parametrize(
     ("family", "defect", "weights", "affected"),
-    [("qwen3_tied", "tied head", 47, 1), ("qwen3_moe", "experts", 47, 8)],
+    [pytest.param("qwen3_tied", "tied head", 47, 1, marks=pytest.mark.slow), ("qwen3_moe", "experts", 47, 8)],
     ids=["tied head", "experts"],
 )
 def test_a_reload_defect_is_found_left_and_worked_round(

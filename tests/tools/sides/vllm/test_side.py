@@ -261,6 +261,7 @@ def test_a_missing_model_is_one_sentence(place: Path) -> None:
         VllmSide.load(Open(role="rollout", config=Rollout(), model=str(place / "nothing"), device="cpu"))
 
 
+@pytest.mark.slow
 def test_an_engine_that_refuses_its_settings_says_why(start: Callable[..., Session], place: Path) -> None:
     write_tiny(place / "small", "llama", max_position_embeddings=64)
     with pytest.raises(UserError, match=r"did not start.*max_model_len"):
