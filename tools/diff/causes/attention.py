@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from samebits.tools.diff.causes.accumulate import exponential, last_sum, product
 from samebits.tools.diff.causes.observation import Arithmetic, Observation, Option, Setting
 
 if TYPE_CHECKING:
@@ -18,6 +19,28 @@ if TYPE_CHECKING:
 
 SPLITS = (2, 3, 4, 5, 6, 7, 8)
 SIZES = (16, 32, 64, 96, 128, 256, 512)
+PRODUCTS = (
+    ("native", "{}: PyTorch's float32 product"),
+    ("ascending", "{}: one chain of fused multiply-adds, ascending"),
+    ("pairs", "{}: pairs, odd before even (VDPBF16PS)"),
+    ("tiles", "{}: tiles of 32, even and odd chains (AMX)"),
+)
+COSTLY = 1 << 33
+"""Multiply-adds above which the written-out product orders of known kernels are not tried."""
+
+
+def kernels(seen: Observation) -> tuple[dict[str, str], ...]:
+    """vLLM's CPU attention and PyTorch's CPU flash attention, each on machines with and without AMX."""
+    if seen["q"].numel() * seen["k"].shape[0] > COSTLY:
+        return ()
+    vllm = {"exponent": "quintic", "sum": "lanes", "divide": "reciprocal"}
+    vllm |= {"score_product": "ascending", "value_product": "ascending"}
+    amx = {"sum": "lanes", "divide": "reciprocal", "probability": "rounded"}
+    amx |= {"score_product": "tiles", "value_product": "tiles"}
+    flash = {"exponent": "cubic", "sum": "lanes", "divide": "reciprocal", "probability": "rounded"}
+    flash |= {"split": "online:512"} if seen["k"].shape[0] > 512 else {}
+    orders = (("tiles", "tiles"), ("pairs", "pairs"), ("ascending", "ascending"), ("native", "native"))
+    return (vllm, amx, *({**flash, "score_product": a, "value_product": b} for a, b in orders))
 
 
 def settings(seen: Observation) -> tuple[Setting, ...]:
@@ -46,6 +69,7 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
         Setting("divide", "order_static", (
             Option("after", "the value product is divided by the sum"),
             Option("before", "probabilities are normalised before the value product"),
+            Option("reciprocal", "the value product is multiplied by the reciprocal of the sum"),
         )),
         Setting("softmax", "precision", (
             Option("f32", "softmax in float32"),
@@ -54,6 +78,18 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
         Setting("exponent", "order_static", (
             Option("exp", "exp(s)"),
             Option("exp2", "exp2(s * log2 e)"),
+            Option("cubic", "a cubic approximation of exp in full vectors (PyTorch's fexp_u20)", "precision"),
+            Option("quintic", "a polynomial of degree five for exp (exp_u20)", "precision"),
+        )),
+        Setting("score_product", "order_static", tuple(
+            Option(name, words.format("scores"), known=name != "native") for name, words in PRODUCTS
+        )),
+        Setting("value_product", "order_static", tuple(
+            Option(name, words.format("the value product"), known=name != "native") for name, words in PRODUCTS
+        )),
+        Setting("sum", "order_static", (
+            Option("native", "the sum of exponentials as PyTorch adds"),
+            Option("lanes", "the sum of exponentials in 16 lanes", known=True),
         )),
         Setting("causal", "formula", (
             Option("own", "a query sees the keys up to its own position"),
@@ -90,7 +126,7 @@ def scores(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
     elif pick["scale"] == "both_rounded":
         root = math.sqrt(scale)
         q_QTD, k_QSD = (q_QTD * root).to(dtype).float(), (k_QSD * root).to(dtype).float()
-    s_QTS = q_QTD @ k_QSD.transpose(1, 2)
+    s_QTS = product(q_QTD, k_QSD.transpose(1, 2), pick["score_product"])
     s_QTS = s_QTS.to(dtype).float() if pick["scores"] == "rounded" else s_QTS
     if pick["scale"] == "scores":
         s_QTS = s_QTS * scale
@@ -147,11 +183,6 @@ def uses_sink(seen: Observation, pick: Mapping[str, str]) -> bool:
     return seen.has("sink") and pick["sink"] == "given"
 
 
-def exponential(x: torch.Tensor, how: str) -> torch.Tensor:
-    """exp in one of two ways."""
-    return torch.exp(x) if how == "exp" else torch.exp2(x * math.log2(math.e))
-
-
 def exponential_softmax(x: torch.Tensor, how: str) -> torch.Tensor:
     """Softmax over the last axis in x's dtype."""
     if how == "exp":
@@ -161,13 +192,22 @@ def exponential_softmax(x: torch.Tensor, how: str) -> torch.Tensor:
 
 
 def piece(
-    s: torch.Tensor, v: torch.Tensor, peak: torch.Tensor, pick: Mapping[str, str], dtype: torch.dtype
+    s: torch.Tensor,
+    v: torch.Tensor,
+    peak: torch.Tensor,
+    pick: Mapping[str, str],
+    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum of exponentials [Q, T, 1] and unnormalised value product [Q, T, V] of one segment."""
     e = exponential(s - peak, pick["exponent"])
-    total = e.sum(-1, keepdim=True)
+    total = last_sum(e, pick["sum"])
     e = e.to(dtype).float() if pick["probability"] == "rounded" else e
-    return total, e @ v
+    return total, product(e, v, pick["value_product"])
+
+
+def divided(out: torch.Tensor, total: torch.Tensor, pick: Mapping[str, str]) -> torch.Tensor:
+    """Normalised at the end."""
+    return out * (1 / total) if pick["divide"] == "reciprocal" else out / total
 
 
 def finite(peak: torch.Tensor) -> torch.Tensor:
@@ -190,7 +230,7 @@ def merged(
         total, out = piece(s[..., segment], v[:, segment], peak, pick, dtype)
         if len(segments) == 1:
             total = total if sink is None else total + exponential(sink - peak, pick["exponent"])
-            return out / total
+            return divided(out, total, pick)
         outs.append(torch.where(total > 0, out / total, 0.0))
         sums.append(torch.where(total > 0, peak + torch.log(total), -math.inf))
     sums = sums if sink is None else [*sums, sink]
@@ -219,10 +259,10 @@ def online(
     out = s.new_zeros(*s.shape[:2], v.shape[-1])
     for segment in segments:
         higher = torch.maximum(peak, s[..., segment].amax(-1, keepdim=True))
-        keep = exponential(peak - finite(higher), pick["exponent"])
-        more, product = piece(s[..., segment], v[:, segment], finite(higher), pick, dtype)
-        total, out, peak = total * keep + more, out * keep + product, higher
-    return out / total
+        keep = torch.exp(peak - finite(higher))
+        more, part = piece(s[..., segment], v[:, segment], finite(higher), pick, dtype)
+        total, out, peak = total * keep + more, out * keep + part, higher
+    return divided(out, total, pick)
 
 
-ATTENTION = Arithmetic("attention", ("q", "position"), settings, run)
+ATTENTION = Arithmetic("attention", ("q", "position"), settings, run, kernels, depth=2)

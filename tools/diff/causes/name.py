@@ -18,12 +18,12 @@ from samebits.tools.diff.causes.norm import NORM
 from samebits.tools.diff.causes.observation import Named
 from samebits.tools.diff.causes.pointwise import ACTIVATION, EMBEDDING, REDUCE, RESIDUAL
 from samebits.tools.diff.causes.rotary import ROTARY
-from samebits.tools.diff.causes.search import enough, explain, option_of, search
+from samebits.tools.diff.causes.search import effects, enough, explain, option_of, search
 from samebits.tools.diff.causes.structure import structural
 from samebits.tools.schema.artifacts.divergence import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from samebits.tools.diff.causes.observation import Arithmetic, Observation, Setting
     from samebits.tools.diff.causes.search import Explanation, Fits
@@ -53,25 +53,32 @@ def name_cause(seen: Observation) -> Named:
     if best is None:
         return one_sided(seen, settings, fits, words)
     said = {
-        "rollout": sentence(settings, best.rollout, best.steps),
-        "trainer": sentence(settings, best.trainer, best.steps),
+        side: sentence(settings, pick, best.steps)
+        for side, pick in (("rollout", best.rollout), ("trainer", best.trainer))
     }
     why = f"rollout: {said['rollout']}; trainer: {said['trainer']}. {proof(seen, best)}"
+    name, shares = chief(seen, arithmetic, best)
+    why += shares
     if best.rivals:
-        rivals = ", ".join(sorted({best.cause, *best.rivals}))
-        return Named(
-            Cause(
-                name="unknown",
-                why=f"several explanations fit every bit ({rivals}), the simplest: {why}",
-                fingerprint=words,
-            )
-        )
+        rivals = ", ".join(sorted({name, *best.rivals}))
+        reason = f"several explanations fit every bit ({rivals}), the simplest: {why}"
+        return Named(Cause(name="unknown", why=reason, fingerprint=words))
     if not enough(seen, fits):
         count = marks(seen.rollout, seen.trainer).differing
         reason = f"only {count} differing elements against {fits.tried} arithmetics tried: a fit by chance is possible"
         return Named(Cause(name="unknown", why=f"{reason}. Capture more rows. It fits: {why}", fingerprint=words))
-    cause = Cause.model_validate({"name": best.cause, "why": why, "fingerprint": words})
+    cause = Cause.model_validate({"name": name, "why": why, "fingerprint": words})
     return Named(cause, best.rollout, best.trainer)
+
+
+def chief(seen: Observation, arithmetic: Arithmetic, best: Explanation) -> tuple[str, str]:
+    """The class that names the difference, and, with steps of several classes, how much each step moves by itself."""
+    if len(set(best.steps.values())) == 1:
+        return next(iter(best.steps.values())), ""
+    moved = effects(seen, arithmetic, best)
+    largest = max(moved, key=lambda step: moved[step])
+    shares = ", ".join(f"{step} ({best.steps[step]}) {count:,}" for step, count in moved.items())
+    return best.steps[largest], f". Elements that each step moves by itself: {shares}"
 
 
 def proof(seen: Observation, best: Explanation) -> str:
@@ -81,7 +88,7 @@ def proof(seen: Observation, best: Explanation) -> str:
     return f"Plain PyTorch with {steps} done either way gives all {count:,} elements of both sides to the bit"
 
 
-def sentence(settings: tuple[Setting, ...], pick: Mapping[str, str], steps: tuple[str, ...]) -> str:
+def sentence(settings: tuple[Setting, ...], pick: Mapping[str, str], steps: Iterable[str]) -> str:
     """What a side does in these steps."""
     return ", ".join(option_of(settings, step, pick[step]).words for step in steps)
 
@@ -93,7 +100,7 @@ def one_sided(seen: Observation, settings: tuple[Setting, ...], fits: Fits, word
     for side, found in known.items():
         if found:
             changed = tuple(s.name for s in settings if found[0][s.name] != s.options[0].name) or (settings[0].name,)
-            parts.append(f"the {side} is plain PyTorch with: {sentence(settings, found[0], changed)}")
+            parts.append(f"plain PyTorch gives the {side}'s bits with: {sentence(settings, found[0], changed)}")
         else:
             parts.append(f"none of the arithmetics gives the {side}'s bits")
     end = "" if fits.exhausted else " before the budget ended"

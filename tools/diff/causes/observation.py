@@ -73,6 +73,8 @@ class Option:
     """Class of a difference between this option and the plain one, when it is not the setting's."""
     whole: bool = False
     """Its bits for a row depend on the other rows, so it cannot be tried on a few rows."""
+    known: bool = False
+    """Costly to run: tried only as part of the arithmetic of a known kernel (`Arithmetic.kernels`)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,6 +95,10 @@ class Arithmetic:
     """Inputs with one entry per token row."""
     settings: Callable[[Observation], tuple[Setting, ...]]
     run: Callable[[Observation, Mapping[str, str]], torch.Tensor]
+    kernels: Callable[[Observation], tuple[dict[str, str], ...]] = lambda _: ()
+    """Picks of known kernels that are far from the plain arithmetic: tried before the search."""
+    depth: int = 3
+    """Most steps in which one side may differ from the plain arithmetic."""
 
 
 @dataclass(slots=True, frozen=True)

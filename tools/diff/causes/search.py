@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from samebits.tools.diff.causes.observation import Arithmetic, Observation, Option, Setting
 
-DEPTH = 3
-"""Most steps in which one side may differ from the plain arithmetic."""
 SAMPLE = 24
 """Rows with differences on which an arithmetic is tried before it is run on all."""
 ELEMENTS = 1 << 28
@@ -43,9 +41,14 @@ def picks(settings: tuple[Setting, ...], depth: int) -> Iterator[dict[str, str]]
     """All ways to change exactly `depth` settings of the plain arithmetic."""
     plain = {setting.name: setting.options[0].name for setting in settings}
     for chosen in itertools.combinations(settings, depth):
-        for options in itertools.product(*(setting.options[1:] for setting in chosen)):
+        for options in itertools.product(*(cheap(setting) for setting in chosen)):
             changed = {setting.name: option.name for setting, option in zip(chosen, options, strict=True)}
             yield {**plain, **changed}
+
+
+def cheap(setting: Setting) -> list[Option]:
+    """Options other than the plain one that are tried in any combination."""
+    return [option for option in setting.options[1:] if not option.known]
 
 
 def option_of(settings: tuple[Setting, ...], setting: str, name: str) -> Option:
@@ -73,8 +76,12 @@ def search(seen: Observation, arithmetic: Arithmetic) -> Fits:
     fits = Fits([], [], 0, exhausted=True)
     few = sampled(seen, arithmetic, settings)
     computed = 0
-    for depth in range(DEPTH + 1):
-        if depth == DEPTH and fits.rollout and fits.trainer:
+    (plain,) = picks(settings, 0)
+    for kernel in arithmetic.kernels(seen):
+        fits.tried += 1
+        computed += try_one(seen, few, arithmetic, settings, {**plain, **kernel}, fits)
+    for depth in range(arithmetic.depth + 1):
+        if depth > 2 and fits.rollout and fits.trainer:
             break
         for pick in picks(settings, depth):
             if computed > ELEMENTS:
@@ -125,24 +132,29 @@ class Explanation:
 
     rollout: Mapping[str, str]
     trainer: Mapping[str, str]
-    steps: tuple[str, ...]
-    """Settings in which they differ."""
-    cause: str
+    steps: Mapping[str, str]
+    """Settings in which they differ, with the class of each."""
     rivals: frozenset[str]
-    """Causes that other, equally alike pairs would name."""
+    """Classes that equally simple pairs would name and this one would not."""
 
 
-def class_of(
-    settings: tuple[Setting, ...], rollout: Mapping[str, str], trainer: Mapping[str, str]
-) -> tuple[str, tuple[str, ...]]:
-    """Cause of the difference between two arithmetics, and the steps in which they differ."""
-    steps = tuple(setting.name for setting in settings if rollout[setting.name] != trainer[setting.name])
-    causes = set()
+def classes(settings: tuple[Setting, ...], rollout: Mapping[str, str], trainer: Mapping[str, str]) -> dict[str, str]:
+    """The steps in which two arithmetics differ, with the class of each."""
+    found = {}
     for setting in settings:
-        if setting.name in steps:
+        if rollout[setting.name] != trainer[setting.name]:
             own = {option_of(settings, setting.name, side[setting.name]).cause for side in (rollout, trainer)} - {""}
-            causes |= own or {setting.cause}
-    return min(causes, key=SEVERITY.index), steps
+            found[setting.name] = min(own or {setting.cause}, key=SEVERITY.index)
+    return found
+
+
+def effects(seen: Observation, arithmetic: Arithmetic, best: Explanation) -> dict[str, int]:
+    """Elements of the trainer's output that move when one step alone is done as the rollout does it."""
+    moved = {}
+    for step in best.steps:
+        out = arithmetic.run(seen, {**best.trainer, step: best.rollout[step]})
+        moved[step] = int((ordered(out) != ordered(seen.trainer)).sum())
+    return moved
 
 
 def explain(settings: tuple[Setting, ...], fits: Fits) -> Explanation | None:
@@ -158,9 +170,9 @@ def explain(settings: tuple[Setting, ...], fits: Fits) -> Explanation | None:
         return None
     best = min(pairs, key=cost)
     alike = [pair for pair in pairs if cost(pair) == cost(best)]
-    cause, steps = class_of(settings, *best)
-    rivals = frozenset(class_of(settings, *pair)[0] for pair in alike) - {cause}
-    return Explanation(best[0], best[1], steps, cause, rivals)
+    steps = classes(settings, *best)
+    others = frozenset(cause for pair in alike for cause in classes(settings, *pair).values())
+    return Explanation(best[0], best[1], steps, others - set(steps.values()))
 
 
 def enough(seen: Observation, fits: Fits) -> bool:

@@ -58,12 +58,12 @@ INPUTS: dict[str, tuple[dict[str, torch.Tensor], dict[str, float], torch.dtype]]
 
 
 def planted() -> list[tuple[str, str, str]]:
-    """(kind, setting, option) for every option that is not the plain one."""
+    """(kind, setting, option) for every option that is searched for and is not the plain one."""
     found = []
     for kind, (inputs, scalars, dtype) in INPUTS.items():
         empty = torch.zeros(1, dtype=dtype)
         settings = KINDS[kind].settings(Observation(kind, inputs, empty, empty, scalars))
-        found += [(kind, one.name, option.name) for one in settings for option in one.options[1:]]
+        found += [(kind, one.name, option.name) for one in settings for option in one.options[1:] if not option.known]
     return found
 
 
