@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.server.cli import show
+from samebits.server.cli import collect, jobs, serve, show, skill
 from samebits.server.jobs import launch
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
@@ -183,6 +183,12 @@ def demo(
 ) -> None:
     """The whole story on a tiny model against real vLLM, each number live."""
     execute(DemoRequest.model_validate({"device": device, "family": family}), out, as_json)
+
+
+app.command()(serve.serve)
+app.add_typer(jobs.app, name="jobs")
+app.command()(collect.gc)
+app.add_typer(skill.app, name="skill")
 
 
 @app.command()

@@ -142,13 +142,18 @@ def spawn(
     return Running(folder, process)
 
 
-def start(
-    request: Request, folder: Path, *, python: str = "", time_limit_s: float | None = None, memory_limit_bytes: int = 0
-) -> Running:
+def memory_limit_bytes(request: Request) -> int:
+    """pool.memory_limit_mib of the request's experiment; 0: none."""
+    experiment = getattr(request, "experiment", None)
+    return 0 if experiment is None else experiment.pool.memory_limit_mib << 20
+
+
+def start(request: Request, folder: Path, *, python: str = "", time_limit_s: float | None = None) -> Running:
     """Write the request and start its worker.
 
     Raises:
         UserError: the folder exists or cannot be made, or the interpreter cannot be run.
     """
     prepare(request, folder)
-    return spawn(folder, python=python, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
+    limit = memory_limit_bytes(request)
+    return spawn(folder, python=python, time_limit_s=time_limit_s, memory_limit_bytes=limit)

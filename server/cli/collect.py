@@ -1,0 +1,31 @@
+"""`samebits gc`: removes old jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from samebits.server.cli.jobs import JOBS
+from samebits.server.jobs.gc import collect
+from samebits.server.jobs.index import Index
+from samebits.tools.schema.errors import UserError
+
+DAY_S = 86400.0
+
+
+def gc(
+    older_than: Annotated[float | None, typer.Option(help="Days; ended jobs older than this go.", min=0)] = None,
+    keep: Annotated[float | None, typer.Option(help="GiB; the oldest go until the rest fits.", min=0)] = None,
+    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+) -> None:
+    """Remove ended jobs of this project by age and size; running and queued ones stay."""
+    if older_than is None and keep is None:
+        raise UserError("samebits gc", "says neither how old nor how much", "for example --older-than 14 --keep 20")
+    limits = None if older_than is None else older_than * DAY_S, None if keep is None else int(keep * 2**30)
+    done = collect(Index(JOBS.resolve()), older_than_s=limits[0], keep_bytes=limits[1], dry_run=dry_run)
+    for job in done.removed:
+        print(job)
+    verb = "would be removed" if dry_run else "removed"
+    freed, kept = done.freed_bytes / 2**20, done.kept_bytes / 2**20
+    print(f"{len(done.removed)} jobs {verb} ({freed:.1f} MiB), {done.kept} kept ({kept:.1f} MiB)")

@@ -1,0 +1,119 @@
+"""What a job folder says about its job: state, outcome, last event. The folder is the truth, the index a list of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from samebits.server.jobs.warden import start_of
+from samebits.tools.schema.results import OUTCOME, Cancelled, Event, Failed, Outcome, TimedOut
+
+State = Literal["queued", "running", "succeeded", "failed", "cancelled", "timed_out", "interrupted"]
+ENDED: frozenset[State] = frozenset(("succeeded", "failed", "cancelled", "timed_out", "interrupted"))
+TAIL_BYTES = 1 << 16
+
+
+def outcome(folder: Path) -> Outcome:
+    """How a job whose worker has ended came out."""
+    ended = _read(folder / "ended.json")
+    how, code = ended.get("how"), ended.get("code", 0)
+    written = _written(folder)
+    if written is not None and not isinstance(written, Cancelled):
+        return written
+    if how == "time_limit":
+        return TimedOut(limit_s=float(ended.get("limit_s", 0.0)))
+    if how == "memory_limit":
+        message = "the job used more memory than pool.memory_limit_mib allows and was ended"
+        return Failed(
+            error="resource", message=f"{message}. Next: ask for less work (workload, capture.sequences), or raise it"
+        )
+    if written is not None or how in ("stopped", "owner_gone"):
+        return Cancelled()
+    if not ended:
+        return Failed(error="internal", message="the job's warden was killed. Next: run it again")
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return Failed(
+        error="internal", message=f"the worker {how} before it could answer. Next: read the end of {folder / 'log.txt'}"
+    )
+
+
+def state(folder: Path, *, owner_alive: bool) -> State:
+    """State by the files alone. `owner_alive`: whoever queued it lives, so a folder without a worker waits."""
+    if (folder / "ended.json").is_file() or ((folder / "result.json").is_file() and not warden_alive(folder)):
+        how = _read(folder / "ended.json").get("how")
+        found = outcome(folder).state
+        return "interrupted" if found == "cancelled" and how == "owner_gone" else found
+    if warden_alive(folder):
+        return "running"
+    return "queued" if owner_alive and not (folder / "worker.json").exists() else "interrupted"
+
+
+def warden_alive(folder: Path) -> bool:
+    """Whether the job's warden, that very process, runs."""
+    pids = _read(folder / "worker.json")
+    return bool(pids) and alive(int(pids["warden"]), str(pids["warden_start"]))
+
+
+def alive(pid: int, start: str) -> bool:
+    """Whether this process runs and is not another one with the same pid."""
+    try:
+        return start_of(pid) == start
+    except OSError:
+        return False
+
+
+def mark_cancelled(folder: Path) -> None:
+    """Ask for the end: the warden of a running job looks for this file, the pool before it starts a queued one."""
+    (folder / "cancel").touch()
+
+
+def last_event(folder: Path) -> Event | None:
+    """The newest whole line of events.jsonl."""
+    try:
+        with (folder / "events.jsonl").open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            return Event.model_validate_json(line)
+        except ValidationError:
+            continue
+    return None
+
+
+def size_bytes(folder: Path) -> int:
+    """Bytes on disk below a folder; links are not followed."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def _written(folder: Path) -> Outcome | None:
+    path = folder / "result.json"
+    if not path.is_file():
+        return None
+    try:
+        return OUTCOME.validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        message = f"{path} is damaged. Next: run the job again"
+        return Failed(error="internal", message=message)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,161 @@
+"""The list of jobs: one SQLite file beside the job folders. Lost or damaged, it is made again from the folders."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from samebits.server.jobs import folder as job_folder
+from samebits.server.jobs.warden import start_of
+from samebits.tools.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samebits.server.jobs.folder import State
+
+FILE = "index.sqlite3"
+SCHEMA = """CREATE TABLE IF NOT EXISTS jobs (
+    id TEXT PRIMARY KEY, kind TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, started REAL, ended REAL,
+    owner INTEGER NOT NULL, owner_start TEXT NOT NULL)"""
+COLUMNS = "id, kind, state, created, started, ended, owner, owner_start"
+BUSY_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One job. Times in Unix seconds."""
+
+    id: str
+    kind: str
+    state: State
+    created: float
+    started: float | None
+    ended: float | None
+    owner: int
+    owner_start: str
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in job_folder.ENDED
+
+
+class Index:
+    """Jobs under one root folder. Every server of a project shares the file."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self.connection = self._open()
+        except (OSError, sqlite3.OperationalError) as error:
+            raise UserError(str(root), f"jobs cannot be kept here: {error}", "check the path and the disk") from error
+        self.adopt()
+
+    def _open(self) -> sqlite3.Connection:
+        path = self.root / FILE
+        try:
+            return _connect(path)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:
+            path.replace(path.with_suffix(f".damaged-{time.time_ns()}"))
+            return _connect(path)
+
+    def folder(self, job: str) -> Path:
+        """A job's folder."""
+        return self.root / job
+
+    def add(self, job: str, kind: str) -> None:
+        """A queued job of this process."""
+        self._insert(Row(job, kind, "queued", time.time(), None, None, os.getpid(), start_of(os.getpid())))
+
+    def set_state(self, job: str, state: State) -> None:
+        """Note a change, with its time."""
+        stamp = "ended" if state in job_folder.ENDED else "started"
+        self.connection.execute(f"UPDATE jobs SET state = ?, {stamp} = ? WHERE id = ?", (state, time.time(), job))
+
+    def get(self, job: str) -> Row | None:
+        """One job, its state brought up to date."""
+        found = self.connection.execute(f"SELECT {COLUMNS} FROM jobs WHERE id = ?", (job,)).fetchone()
+        return self._fresh(_row(found)) if found else None
+
+    def rows(self, *, limit: int = 20, offset: int = 0) -> list[Row]:
+        """Newest first."""
+        query = f"SELECT {COLUMNS} FROM jobs ORDER BY created DESC, id DESC LIMIT ? OFFSET ?"
+        return [self._fresh(_row(entry)) for entry in self.connection.execute(query, (limit, offset)).fetchall()]
+
+    def count(self) -> int:
+        """Jobs there are in all."""
+        return int(self.connection.execute("SELECT COUNT(*) FROM jobs").fetchone()[0])
+
+    def forget(self, job: str) -> None:
+        """Take a job off the list."""
+        self.connection.execute("DELETE FROM jobs WHERE id = ?", (job,))
+
+    def adopt(self) -> None:
+        """List the folders that are not listed yet (made by the command line, or by an index that was lost), and drop
+        the entries whose folder is gone.
+        """
+        listed = {str(entry[0]) for entry in self.connection.execute("SELECT id FROM jobs").fetchall()}
+        there = {
+            path.name: path for path in self.root.iterdir() if path.name[0] != "." and (path / "request.json").is_file()
+        }
+        for name, path in there.items():
+            if name not in listed:
+                state = job_folder.state(path, owner_alive=False)
+                created = (path / "request.json").stat().st_mtime
+                self._insert(Row(name, _kind(name), state, created, created, _ended(path), 0, ""))
+        for name in listed - there.keys():
+            self.forget(name)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.connection.close()
+
+    def _insert(self, row: Row) -> None:
+        values = (row.id, row.kind, row.state, row.created, row.started, row.ended, row.owner, row.owner_start)
+        self.connection.execute(f"INSERT OR IGNORE INTO jobs ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+    def _fresh(self, row: Row) -> Row:
+        """The entry with the state its folder shows now; a change is written down."""
+        if row.is_ended and row.state != "interrupted":
+            return row
+        owner = job_folder.alive(row.owner, row.owner_start) if row.owner else False
+        state = job_folder.state(self.folder(row.id), owner_alive=owner)
+        if state == row.state:
+            return row
+        self.set_state(row.id, state)
+        found = self.connection.execute(f"SELECT {COLUMNS} FROM jobs WHERE id = ?", (row.id,)).fetchone()
+        return _row(found) if found else row
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    try:
+        connection.execute(SCHEMA)
+    except sqlite3.DatabaseError:
+        connection.close()
+        raise
+    return connection
+
+
+def _row(values: tuple[object, ...]) -> Row:
+    return Row(*cast("tuple[str, str, State, float, float | None, float | None, int, str]", values))
+
+
+def _kind(name: str) -> str:
+    parts = name.split("-")
+    return parts[2] if len(parts) > 2 else ""
+
+
+def _ended(folder: Path) -> float | None:
+    for name in ("ended.json", "result.json"):
+        with suppress(OSError):
+            return (folder / name).stat().st_mtime
+    return None

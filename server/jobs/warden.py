@@ -1,0 +1,228 @@
+"""Stands over one worker, so that nothing it started outlives its job: run by path, with the standard library alone.
+
+    python -I -S warden.py '{"folder": ..., "command": [...], ...}'     (standard input: the owner's lifeline)
+
+The owner (server or command line) holds the other end of standard input. When that closes, however the owner died, the
+worker is ended. The warden also ends it at a time or memory limit, on TERM, and when a file `cancel` appears in the job
+folder. It then kills what is left of the worker's processes (it is their subreaper, so none can slip away), and writes
+ended.json: {"how": "exited" | "stopped" | "owner_gone" | "time_limit" | "memory_limit", "code": int, "stuck": [pid],
+"limit_s": float}.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+POLL_S = 0.1
+MEMORY_EVERY_S = 0.5
+KILL_WAIT_S = 10.0
+LOG_LIMIT_BYTES = 8 << 20
+"""At this size log.txt becomes log.1.txt and a new one is begun: a flood keeps its last 8 to 16 MiB."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Log:
+    """log.txt of a job, fed from the worker's pipe and bounded in size."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "log.txt"
+        self.file = self.path.open("ab", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        try:
+            if self.file.tell() > LOG_LIMIT_BYTES:
+                self.file.close()
+                self.path.replace(self.path.with_name("log.1.txt"))
+                self.file = self.path.open("ab", buffering=0)
+            self.file.write(data)
+        except OSError:
+            pass  # a full disk must not end the watch
+
+
+def processes() -> dict[int, int]:
+    """Parent by process, of all that can be seen."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                stat = Path("/proc", name, "stat").read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            found[int(name)] = int(stat.rpartition(")")[2].split()[1])
+    return found
+
+
+def descendants() -> list[int]:
+    """Every living process below this one. Orphans of the worker count: their parent is this subreaper."""
+    parents = processes()
+    family, grown = {os.getpid()}, True
+    while grown:
+        more = {child for child, parent in parents.items() if parent in family} - family
+        family |= more
+        grown = bool(more)
+    return sorted(family - {os.getpid()})
+
+
+def memory_bytes(pids: list[int]) -> int:
+    """Memory that is theirs alone (resident minus shared pages), summed."""
+    total = 0
+    for pid in pids:
+        try:
+            _, resident, shared = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[:3]
+        except (OSError, ValueError):
+            continue
+        total += (int(resident) - int(shared)) * PAGE
+    return total
+
+
+def die_with_parent() -> None:
+    """In the worker, before exec: KILL when the warden itself is killed. The warden has one thread, so this is safe."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Warden:
+    """One worker under watch."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.folder = Path(spec["folder"])
+        self.time_limit_s: float = spec["time_limit_s"]
+        self.memory_limit_bytes: int = spec["memory_limit_bytes"]
+        self.grace_s: float = spec["grace_s"]
+        self.reason = ""
+        self.log = Log(self.folder)
+        self.output, write_end = os.pipe()
+        os.set_blocking(self.output, False)
+        self.worker = subprocess.Popen(
+            spec["command"],
+            stdin=subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=write_end,
+            start_new_session=True,
+            pass_fds=spec["keep"],
+            preexec_fn=die_with_parent,
+        )
+        os.close(write_end)
+        self.started = time.monotonic()
+        self.next_memory = 0.0
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.output, selectors.EVENT_READ)
+        self.selector.register(0, selectors.EVENT_READ)
+
+    def request_stop(self, *_: object) -> None:
+        """Signal handler."""
+        self.reason = self.reason or "stopped"
+
+    def listen(self) -> None:
+        """Take in what the worker printed and what the owner says, for at most POLL_S."""
+        for key, _ in self.selector.select(POLL_S):
+            if key.fd == self.output:
+                data = os.read(self.output, 1 << 16)
+                if data:
+                    self.log.write(data)
+                else:
+                    self.selector.unregister(self.output)
+            elif os.read(0, 64):
+                self.request_stop()
+            else:
+                self.reason = self.reason or "owner_gone"
+                self.selector.unregister(0)
+
+    def over_limit(self) -> str:
+        """Name of the limit that is passed; "" for none."""
+        now = time.monotonic()
+        if self.time_limit_s and now - self.started > self.time_limit_s:
+            return "time_limit"
+        if self.memory_limit_bytes and now >= self.next_memory:
+            self.next_memory = now + MEMORY_EVERY_S
+            if memory_bytes(descendants()) > self.memory_limit_bytes:
+                return "memory_limit"
+        return ""
+
+    def watch(self) -> None:
+        """Until the worker ends by itself or is asked to."""
+        while self.worker.poll() is None and not self.reason:
+            self.listen()
+            if not self.reason:
+                self.reason = "stopped" if (self.folder / "cancel").exists() else self.over_limit()
+        if self.worker.poll() is None:
+            self.worker.terminate()
+            # A worker over its memory limit, or without an owner, is not given long.
+            grace = self.grace_s if self.reason in ("stopped", "time_limit") else min(self.grace_s, 5.0)
+            until = time.monotonic() + grace
+            while self.worker.poll() is None and time.monotonic() < until:
+                self.listen()
+
+    def sweep(self) -> list[int]:
+        """Kill everything that is left; returns what would not die (a process stuck in a driver)."""
+        until = time.monotonic() + KILL_WAIT_S
+        while (left := descendants()) and time.monotonic() < until:
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            self.worker.poll()
+            while self.worker.returncode is not None:
+                try:
+                    if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                        break
+                except ChildProcessError:
+                    break
+            time.sleep(0.01)
+        for _ in range(1000):  # what was printed last; bounded, as a stuck process may hold the pipe
+            try:
+                data = os.read(self.output, 1 << 16)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            self.log.write(data)
+        return left
+
+    def finish(self) -> None:
+        """Write ended.json, whole or not at all."""
+        stuck = self.sweep()
+        ended = {
+            "how": self.reason or "exited",
+            "code": self.worker.returncode,
+            "stuck": stuck,
+            "limit_s": self.time_limit_s,
+        }
+        part = self.folder / "ended.json.part"
+        part.write_text(json.dumps(ended), encoding="utf-8")
+        part.replace(self.folder / "ended.json")
+
+
+def start_of(pid: int) -> str:
+    """When a process started, in the kernel's ticks: with the pid it names one process for good."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return stat.rpartition(")")[2].split()[19]
+
+
+def main() -> None:
+    """Entry point."""
+    spec = json.loads(sys.argv[1])
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    warden = Warden(spec)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, warden.request_stop)
+    pids = {"warden": os.getpid(), "warden_start": start_of(os.getpid()), "worker": warden.worker.pid}
+    (warden.folder / "worker.json").write_text(json.dumps(pids), encoding="utf-8")
+    try:
+        warden.watch()
+    finally:
+        warden.finish()
+
+
+if __name__ == "__main__":
+    main()

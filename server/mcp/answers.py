@@ -1,0 +1,156 @@
+"""The flat answer of every tool, cleaned and kept short enough to be read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
+
+from samebits.server.jobs import folder as job_folder
+from samebits.server.jobs.folder import State
+from samebits.server.mcp.clean import CELL_CHARS, SUMMARY_CHARS, clean
+from samebits.tools.schema.results import Cancelled, Cell, Failed, Succeeded, TimedOut
+
+if TYPE_CHECKING:
+    from samebits.server.jobs.index import Row
+    from samebits.tools.schema.results import Outcome, Result
+
+ANSWER_CHARS = 20_000
+ROWS = 60
+CELL_SCHEMA = {"type": ["string", "number", "boolean", "null"]}
+ROWS_SCHEMA = {"type": "array", "items": {"type": "object", "additionalProperties": CELL_SCHEMA}}
+"""As pydantic would write it, in a third of the words."""
+
+
+class Answer(BaseModel):
+    # The words of each field are in the server's instructions: once there, not in eight schemas.
+    # `untrusted_log` and names inside `rows` come from models, logs and compilers: data, never instructions.
+    model_config = ConfigDict(extra="forbid")
+
+    job: str = ""
+    state: State | Literal[""] = ""
+    verdict: str = ""
+    summary: str
+    ids: dict[str, str] = {}
+    rows: Annotated[list[dict[str, Cell]], WithJsonSchema(ROWS_SCHEMA)] = []
+    truncated: bool = False
+    total: int = 0
+    progress: str = ""
+    untrusted_log: str = ""
+    next: str = ""
+
+
+def of_job(row: Row, folder_path: Any, *, waiting_for: str = "", log: str = "") -> Answer:
+    """What a job has to say now.
+
+    Raises:
+        ToolError: it failed: what happened and what to call next.
+    """
+    if not row.is_ended:
+        return _unfinished(row, folder_path, waiting_for, log)
+    outcome = job_folder.outcome(folder_path)
+    if isinstance(outcome, Succeeded):
+        return _result(row, outcome.result, log)
+    raise ToolError(_failure(row, outcome, log))
+
+
+def _unfinished(row: Row, folder_path: Any, waiting_for: str, log: str) -> Answer:
+    event = job_folder.last_event(folder_path)
+    said = ""
+    if event is not None:
+        count = f" ({event.done}/{event.total})" if event.total else ""
+        said = clean(f"{event.phase}: {event.message}{count}", CELL_CHARS, lines=False)
+    behind = f", behind {clean(waiting_for, 80, lines=False)}" if waiting_for and waiting_for != row.id else ""
+    return Answer(
+        job=row.id,
+        state=row.state,
+        summary=f"{row.kind} is {row.state}{behind}; it goes on without this call.",
+        progress=said,
+        untrusted_log=log,
+        next=f"wait_job(job={row.id!r})",
+    )
+
+
+def _result(row: Row, result: Result, log: str) -> Answer:
+    rows = [{_cell(name): _value(value) for name, value in entry.items()} for entry in result.rows[:ROWS]]
+    answer = Answer(
+        job=row.id,
+        state="succeeded",
+        verdict=result.verdict,
+        summary=clean(result.summary, SUMMARY_CHARS),
+        ids={_cell(name): f"{row.id}/{_cell(path)}" for name, path in list(result.ids.items())[:50]},
+        rows=rows,
+        truncated=result.truncated or len(rows) < len(result.rows),
+        total=max(result.total, len(result.rows)),
+        untrusted_log=log,
+        next=for_tools(clean(result.next, CELL_CHARS, lines=False)),
+    )
+    return shortened(answer)
+
+
+def shortened(answer: Answer) -> Answer:
+    """The answer with as many rows as fit, and a pointer to the rest."""
+    rows = list(answer.rows)
+    while len(answer.model_dump_json()) > ANSWER_CHARS and rows:
+        rows = rows[: len(rows) * 3 // 4]
+        pointer = (
+            f"{answer.next.partition(' All rows:')[0]} All rows: resource job://{answer.job}/file/result.json".strip()
+        )
+        answer = answer.model_copy(update={"rows": rows, "truncated": True, "next": pointer})
+    if len(answer.model_dump_json()) > ANSWER_CHARS:
+        cut = {"summary": clean(answer.summary, 1000), "untrusted_log": clean(answer.untrusted_log, 4000), "ids": {}}
+        answer = answer.model_copy(update=cut)
+    return answer
+
+
+WORDS = {
+    "samebits inspect": "inspect_setup",
+    "samebits measure": "measure_gap",
+    "samebits capture": "capture_activations",
+    "samebits diff": "diff_ops",
+    "samebits minimize": "minimize_repro",
+    "samebits build": "build_kernel",
+    "--config": "config",
+    "--set ": "overrides: ",
+}
+
+
+def for_tools(text: str) -> str:
+    """A next step spelled for the command line, in the words of the tools."""
+    for verb, tool in WORDS.items():
+        text = text.replace(verb, tool)
+    return text
+
+
+def _failure(row: Row, outcome: Outcome, log: str) -> str:
+    retry = f"Next: call the tool again to run it anew; the folder of job {row.id} is kept."
+    if isinstance(outcome, TimedOut):
+        what = f"{row.kind} was ended after its time limit of {outcome.limit_s:.0f} s"
+        return f"{what}. Next: raise pool.time_limit_s, or ask for less (workload.prompts, capture.sequences)."
+    if isinstance(outcome, Cancelled):
+        why = "ended with the server that ran it" if row.state == "interrupted" else "was cancelled"
+        return f"{row.kind} {why}; nothing half-made counts. {retry}"
+    assert isinstance(outcome, Failed)
+    kinds = {
+        "user": "cannot run as asked",
+        "side_died": "lost a side",
+        "resource": "ran out of a resource",
+        "internal": "failed",
+    }
+    said = for_tools(clean(outcome.message, SUMMARY_CHARS))
+    text = f"{row.kind} {kinds[outcome.error]}: {said}"
+    if outcome.error != "user":
+        text += f" Next: wait_job(job={row.id!r}, log_lines=60) shows the end of its log (untrusted text)."
+    return text + (f"\n--- untrusted log ---\n{log}" if log else "")
+
+
+def _cell(text: str) -> str:
+    return clean(text, CELL_CHARS, lines=False)
+
+
+def _value(value: Cell) -> Cell:
+    if isinstance(value, str):
+        return _cell(value)
+    # JSON has no NaN: the word instead.
+    return str(value) if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value

@@ -1,0 +1,104 @@
+"""The MCP server: tools, resources and prompts over one pool of jobs."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from mcp.server import MCPServer
+
+from samebits.server.jobs.index import Index
+from samebits.server.jobs.pool import Pool
+from samebits.server.jobs.slots import Slots, default_folder, gpus
+from samebits.server.jobs.sweep import sweep
+from samebits.server.mcp import job_tools, prompts, resources, verbs
+from samebits.server.mcp.context import PATIENCE_S, App
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from mcp.types import Tool
+
+    from samebits.server.mcp.roots import Roots
+
+JOBS = ".samebits/jobs"
+INSTRUCTIONS = Path(__file__).with_name("texts") / "instructions.md"
+
+
+class Samebits(MCPServer[App]):
+    """MCPServer whose tool list is without the `title` of every schema node: a third of its tokens, nothing said."""
+
+    async def list_tools(self) -> list[Tool]:
+        """The tools, their schemas stripped."""
+        return [
+            tool.model_copy(
+                update={
+                    "description": " ".join((tool.description or "").split()),
+                    "input_schema": bare(tool.input_schema, {"title"}),
+                    # An answer always holds every field: its defaults say nothing.
+                    "output_schema": bare(tool.output_schema, {"title", "default"}),
+                }
+            )
+            for tool in await super().list_tools()
+        ]
+
+
+def bare(node: Any, without: set[str], *, names: bool = False) -> Any:
+    """A JSON schema without some keywords. `names`: this mapping's keys are names of fields, not keywords."""
+    if isinstance(node, dict):
+        kept = {key: value for key, value in node.items() if names or key not in without}
+        return {
+            key: bare(value, without, names=not names and key in ("properties", "$defs")) for key, value in kept.items()
+        }
+    return [bare(value, without) for value in node] if isinstance(node, list) else node
+
+
+def make_server(
+    roots: Roots,
+    *,
+    python: str = "",
+    read_only: bool = False,
+    locks: Path | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Samebits:
+    """A server for one project.
+
+    Args:
+        roots: what clients may name; jobs are kept below the first.
+        python: interpreter of the workers, before pool.worker_python of an experiment.
+        locks: folder of the slot locks; None: this user's.
+        patience_s: longest a call waits before it answers with a job id.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: MCPServer[App]) -> AsyncIterator[App]:
+        root = roots.project / JOBS
+        index = Index(root)
+        sweep(root)
+        pool = Pool(index, Slots(locks or default_folder(), gpus()), python=python)
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.run)
+            try:
+                yield App(pool, roots, python, patience_s)
+            finally:
+                group.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await pool.close()
+                index.close()
+
+    server = Samebits(
+        "samebits",
+        title="samebits",
+        version=version("samebits"),
+        instructions=INSTRUCTIONS.read_text(encoding="utf-8"),
+        lifespan=lifespan,
+        log_level="WARNING",
+    )
+    verbs.register(server, read_only=read_only)
+    job_tools.register(server, read_only=read_only)
+    resources.register(server)
+    prompts.register(server)
+    return server

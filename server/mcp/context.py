@@ -1,0 +1,134 @@
+"""What every tool works with: the pool, the roots, and the one way in which a call becomes a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import ValidationError
+
+from samebits.server.jobs import folder as job_folder
+from samebits.server.mcp import answers
+from samebits.server.mcp.clean import clean
+from samebits.tools.schema import reader
+from samebits.tools.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import Context
+
+    from samebits.server.jobs.index import Row
+    from samebits.server.jobs.pool import Pool
+    from samebits.server.mcp.answers import Answer
+    from samebits.server.mcp.roots import Roots
+    from samebits.tools.schema.experiment import Experiment
+    from samebits.tools.schema.requests import Request
+
+PATIENCE_S = 40.0
+"""No call takes longer: below the shortest limit of the clients (60 s), with room."""
+PROGRESS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """One serving process."""
+
+    pool: Pool
+    roots: Roots
+    python: str
+    patience_s: float = PATIENCE_S
+
+    def experiment(self, config: str, overrides: tuple[str, ...]) -> Experiment:
+        """The experiment a call names, its paths checked.
+
+        Raises:
+            UserError: no such file, wrong keys, a path outside the roots.
+        """
+        path = self.roots.path(config, "config")
+        experiment = reader.read(path, overrides)
+        self.roots.check(experiment, self.python)
+        return experiment
+
+    def artifact(self, text: str, what: str) -> str:
+        """The path of an artifact named by id (JOB/NAME, as `ids` of an answer give it) or by path.
+
+        Raises:
+            UserError: not there, another kind of id, or outside the roots.
+        """
+        job, _, rest = text.partition("/")
+        if rest and self.row(job) is not None:
+            path = self.pool.index.folder(job) / rest
+            if ".." in Path(rest).parts or self.pool.index.folder(job).resolve() not in [
+                path.resolve(),
+                *path.resolve().parents,
+            ]:
+                raise UserError(f"{what} {text!r}", "leaves its job's folder", "give an id out of `ids` of an answer")
+        else:
+            path = self.roots.path(text, what)
+        if not path.exists():
+            raise UserError(
+                f"{what} {clean(text, 200, lines=False)!r}",
+                "no such artifact",
+                "give an id out of `ids` of an answer; wait_job() lists the jobs",
+            )
+        return str(path)
+
+    def row(self, job: str) -> Row | None:
+        """A job's entry; None for what is no job id."""
+        return self.pool.index.get(job) if job and "/" not in job and job[0] != "." else None
+
+    def known(self, job: str) -> Row:
+        """A job's entry.
+
+        Raises:
+            ToolError: there is none.
+        """
+        row = self.row(job)
+        if row is None:
+            raise ToolError(f"no job {clean(job, 100, lines=False)!r}. Next: wait_job() lists the jobs there are.")
+        return row
+
+    def answer(self, job: str, log: str = "") -> Answer:
+        """What a job says now."""
+        row = self.known(job)
+        return answers.of_job(row, self.pool.index.folder(job), waiting_for=self.pool.waiting_for(job), log=log)
+
+    async def carry_out(self, ctx: Context[App, Any], request: Request) -> Answer:
+        """Queue a request and answer with its result, or, after PATIENCE_S, with its job id.
+
+        A cancelled call cancels its job: whoever asked does not want it any more.
+        """
+        try:
+            job = self.pool.submit(request)
+        except UserError as error:
+            raise ToolError(answers.for_tools(clean(str(error), 2000))) from error
+        try:
+            await self.follow(ctx, job, self.patience_s)
+        except anyio.get_cancelled_exc_class():
+            self.pool.cancel(job)
+            raise
+        return self.answer(job)
+
+    async def follow(self, ctx: Context[App, Any], job: str, seconds: float) -> None:
+        """Wait for a job, reporting its progress to a client that asked for it."""
+        until, seen, steps = anyio.current_time() + seconds, None, 0
+        while (left := until - anyio.current_time()) > 0:
+            await self.pool.wait(job, min(PROGRESS_S, left))
+            row = self.pool.index.get(job)
+            if row is None or row.is_ended:
+                return
+            event = job_folder.last_event(self.pool.index.folder(job))
+            if event is not None and event != seen:
+                seen, steps = event, steps + 1
+                await ctx.report_progress(steps, message=clean(f"{event.phase}: {event.message}", 200, lines=False))
+
+
+def refused(error: UserError | ValidationError) -> ToolError:
+    """A user's mistake as the text a model reads."""
+    if isinstance(error, UserError):
+        return ToolError(answers.for_tools(clean(str(error), 2000)))
+    first = error.errors()[0]
+    named = ".".join(str(part) for part in first["loc"])
+    return ToolError(clean(f"{named}: {first['msg']}. Next: correct that argument.", 1000))

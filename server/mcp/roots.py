@@ -1,0 +1,103 @@
+"""Which paths a client may name: below the allowed roots after every link is followed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samebits.tools.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from samebits.tools.schema.experiment import Experiment
+
+ENTRIES = 2000
+"""Entries of a named folder whose links are followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Allowed folders; the first is the project."""
+
+    folders: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, folders: tuple[Path, ...]) -> Roots:
+        """From folders as given.
+
+        Raises:
+            UserError: one is not there.
+        """
+        for folder in folders:
+            if not folder.is_dir():
+                raise UserError(str(folder), "no such folder", "give --root a folder that is there")
+        return cls(tuple(folder.resolve() for folder in folders))
+
+    @property
+    def project(self) -> Path:
+        """Where relative paths start and jobs are kept."""
+        return self.folders[0]
+
+    def holds(self, path: Path) -> bool:
+        """Whether a path, links followed, is inside."""
+        real = path.resolve()
+        return any(real == folder or folder in real.parents for folder in self.folders)
+
+    def path(self, text: str, what: str) -> Path:
+        """A path a client named, made absolute.
+
+        Raises:
+            UserError: it leaves the roots, by `..` or by a link, or a link directly inside a folder does.
+        """
+        if "\0" in text:
+            raise UserError(what, "holds a NUL character", "give a plain path")
+        path = self.project / Path(text)
+        if ".." in Path(text).parts or not self.holds(path):
+            raise UserError(
+                f"{what} {text!r}",
+                "outside the allowed folders",
+                f"name a path below {self._said()}, or have the person who runs the server add --root",
+            )
+        if path.is_dir():
+            for entry in list(os.scandir(path))[:ENTRIES]:
+                if entry.is_symlink() and not self.holds(Path(entry.path)):
+                    raise UserError(
+                        f"{what} {text!r}",
+                        f"its link {entry.name!r} leads outside the allowed folders",
+                        "have the person who runs the server add --root for its target",
+                    )
+        return path.resolve()
+
+    def check(self, experiment: Experiment, python: str) -> None:
+        """Every path an experiment names.
+
+        Args:
+            python: the interpreter the server was started with (--worker-python), allowed wherever it is.
+
+        Raises:
+            UserError: one leaves the roots.
+        """
+        named = {
+            "rollout.model": experiment.rollout.model,
+            "trainer.model": experiment.trainer.model,
+            "workload.file": experiment.workload.file,
+        }
+        if experiment.rollout.side.startswith("file:"):
+            named["rollout.side"] = experiment.rollout.side.removeprefix("file:")
+        for section, kernels in (("rollout", experiment.rollout.kernels), ("trainer", experiment.trainer.kernels)):
+            if not isinstance(kernels, str):
+                named |= {f"{section}.kernels[{place}]": text for place, text in enumerate(kernels)}
+        for key, text in named.items():
+            if text:
+                self.path(text, key)
+        wanted = experiment.pool.worker_python
+        if wanted and wanted != python and not self.holds(Path(wanted).parent):
+            raise UserError(
+                f"pool.worker_python {wanted!r}",
+                "outside the allowed folders",
+                "have the person who runs the server give --worker-python",
+            )
+
+    def _said(self) -> str:
+        return " or ".join(str(folder) for folder in self.folders)

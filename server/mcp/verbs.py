@@ -1,0 +1,153 @@
+"""The tools that do work. Each makes the request its command-line verb makes and runs it as a job."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from mcp.server.mcpserver import Context
+from mcp.types import ToolAnnotations
+from pydantic import Field, ValidationError
+
+from samebits.server.mcp.answers import Answer
+from samebits.server.mcp.context import App, refused
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.requests import (
+    BuildRequest,
+    CaptureRequest,
+    DiffRequest,
+    InspectRequest,
+    MeasureRequest,
+    MinimizeRequest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mcp.server import MCPServer
+
+Config = Annotated[str, Field(description="samebits.toml or its folder", max_length=1000)]
+Overrides = Annotated[tuple[str, ...], Field(description='"section.key=value", on top of the file', max_length=50)]
+Rollout = Annotated[str, Field(description="stored rollout: id, or path to JSONL/parquet rows", max_length=1000)]
+Ctx = Context[App, Any]
+LOOKS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+WORKS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+
+
+def app_of(ctx: Ctx) -> App:
+    """The serving process a call reached."""
+    app: App = ctx.request_context.lifespan_context
+    return app
+
+
+@contextmanager
+def mistakes() -> Iterator[None]:
+    """Users' mistakes become readable tool errors."""
+    try:
+        yield
+    except (UserError, ValidationError) as error:
+        raise refused(error) from error
+
+
+async def inspect_setup(ctx: Ctx, config: Config = ".", overrides: Overrides = ()) -> Answer:
+    """Say what is installed and whether this experiment can run here. Call first."""
+    app = app_of(ctx)
+    with mistakes():
+        request = InspectRequest(experiment=app.experiment(config, overrides))
+    return await app.carry_out(ctx, request)
+
+
+async def measure_gap(
+    ctx: Ctx,
+    config: Config = ".",
+    overrides: Overrides = (),
+    rollout: Rollout = "",
+    axes: Annotated[tuple[str, ...] | None, Field(description="self-consistency axes; [] none, null all")] = None,
+) -> Answer:
+    """Logprob gap between rollout and trainer on every sampled token: max, mean, std, k3; rules out data and meaning
+    (weights, temperature, shift, ...); compares each side with itself. verdict equal means every bit."""
+    app = app_of(ctx)
+    with mistakes():
+        stored = app.artifact(rollout, "rollout") if rollout else None
+        request = MeasureRequest(experiment=app.experiment(config, overrides), rollout=stored, axes=axes)
+    return await app.carry_out(ctx, request)
+
+
+async def capture_activations(
+    ctx: Ctx,
+    side: Literal["rollout", "trainer"],
+    config: Config = ".",
+    overrides: Overrides = (),
+    rollout: Rollout = "",
+) -> Answer:
+    """Record activations of one side by token row ([capture] says what). diff_ops makes its own captures."""
+    app = app_of(ctx)
+    with mistakes():
+        stored = app.artifact(rollout, "rollout") if rollout else None
+        request = CaptureRequest(experiment=app.experiment(config, overrides), side=side, rollout=stored)
+    return await app.carry_out(ctx, request)
+
+
+async def diff_ops(
+    ctx: Ctx,
+    config: Config = ".",
+    overrides: Overrides = (),
+    rollout: Rollout = "",
+    against: Annotated[
+        Literal["trainer", "batch", "decode_prefill", "chunked_prefill", "prefix_hit"],
+        Field(description="trainer, or the rollout side itself computed another way"),
+    ] = "trainer",
+    max_operators: Annotated[int, Field(ge=1, le=1000)] = 64,
+) -> Answer:
+    """Work list: every operator that differs by itself, in order, each proven, with cause and effect on the logprobs.
+    Run measure_gap first; put a side that varies against itself right before comparing sides."""
+    app = app_of(ctx)
+    with mistakes():
+        stored = app.artifact(rollout, "rollout") if rollout else None
+        request = DiffRequest(
+            experiment=app.experiment(config, overrides), rollout=stored, against=against, max_operators=max_operators
+        )
+    return await app.carry_out(ctx, request)
+
+
+async def minimize_repro(
+    ctx: Ctx,
+    divergence: Annotated[str, Field(description="id of diff_ops' divergence", max_length=1000)],
+    operator: Annotated[int, Field(ge=0, description="index in its work list")] = 0,
+) -> Answer:
+    """Cut one operator of the work list into a folder whose repro.py runs by itself (exits 0 equal, 1 differs, 2 cannot
+    run)."""
+    app = app_of(ctx)
+    with mistakes():
+        request = MinimizeRequest(divergence=app.artifact(divergence, "divergence"), operator=operator)
+    return await app.carry_out(ctx, request)
+
+
+async def build_kernel(
+    ctx: Ctx,
+    candidate: Annotated[
+        str, Field(description="folder with candidate.toml, or a library operator's name", max_length=1000)
+    ],
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    timing: bool = True,
+) -> Answer:
+    """Build a candidate kernel and put it through the gate for candidates. Runs its code as this user, unsandboxed."""
+    app = app_of(ctx)
+    with mistakes():
+        folder = candidate if candidate.isidentifier() else str(app.roots.path(candidate, "candidate"))
+        request = BuildRequest(candidate=folder, device=device, timing=timing)
+    return await app.carry_out(ctx, request)
+
+
+def register(server: MCPServer[App], *, read_only: bool) -> None:
+    """Add the tools. Read-only: what starts no engine and builds nothing."""
+    server.add_tool(inspect_setup, title="Inspect the set-up", annotations=LOOKS, meta={"anthropic/alwaysLoad": True})
+    if read_only:
+        return
+    server.add_tool(
+        measure_gap, title="Measure the logprob gap", annotations=WORKS, meta={"anthropic/alwaysLoad": True}
+    )
+    server.add_tool(capture_activations, title="Capture activations", annotations=WORKS)
+    server.add_tool(diff_ops, title="Find the operators that differ", annotations=WORKS)
+    server.add_tool(minimize_repro, title="Cut a minimal repro", annotations=WORKS)
+    server.add_tool(build_kernel, title="Build and check a kernel", annotations=WORKS)
