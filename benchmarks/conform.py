@@ -107,11 +107,14 @@ def attention_bits(name: str, index: int) -> Rows:
     shape = inputs.SHAPES[index]  # type: ignore[attr-defined]
     where = (shape, torch.bfloat16, CUDA, False)
     row: dict[str, Any] = {"op": name, "case": str(dict(shape)), "contract": 0, "error ratio": 0.0}
+    squares: list[float] = []
+    old_squares: list[float] = []
     for case in inputs.cases(*where):  # type: ignore[attr-defined]
         got, exact = op(**case.args), reference(**case.args)  # type: ignore[operator]
         row["contract"] += differing(got, contract(**case.args))  # type: ignore[operator]
-        mine = error(got, exact)
-        row["error ratio"] = max(row["error ratio"], mine / error(replaced(**case.args), exact) if mine else 0.0)  # type: ignore[operator]
+        squares += [error(got, exact) ** 2]
+        old_squares += [max(error(replaced(**case.args), exact), error(exact.to(got.dtype), exact)) ** 2]  # type: ignore[operator]
+    row["error ratio"] = (sum(squares) / sum(old_squares)) ** 0.5
     for kind in ("companies", "sweep", "paths"):
         if hasattr(inputs, kind):
             row |= groups_bits(getattr(inputs, kind)(*where), op)

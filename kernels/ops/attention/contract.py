@@ -73,13 +73,12 @@ def _tile(q_THD: Tensor, k_NGD: Tensor, v_NGD: Tensor, hidden_TN: Tensor, c: flo
         s_THN += q_THD[:, :, d, None].float() * k_HDN[None, :, d]
     s_THN = s_THN.masked_fill(hidden_TN[:, None, :], float("-inf"))
     c32 = torch.tensor(c, dtype=torch.float32)
-    new_m_TH = torch.maximum(m_TH, torch.ceil(s_THN.amax(-1) * c32))
+    new_m_TH = torch.maximum(m_TH, s_THN.amax(-1) * c32)
     base_TH = torch.where(new_m_TH == float("-inf"), 0.0, new_m_TH)
-    # A product and a sum in float64 rounded to float32 stand for the GPU's fused multiply-add.
-    p_THN = _exp2((s_THN.double() * c32.double() - base_TH.double()[..., None]).float())
+    p_THN = _exp2(_fma(s_THN, c32, -base_TH[..., None]))
     alpha_TH = _exp2(m_TH - base_TH)
     counts_THN = (p_THN + 2.0).view(torch.int32) - 0x40000000
-    l_TH = l_TH * alpha_TH + counts_THN.sum(-1).float() * UNIT
+    l_TH = _fma(l_TH, alpha_TH, counts_THN.sum(-1).float() * UNIT)
     acc_THD = acc_THD * alpha_TH[..., None]
     v_NHD = v_NGD.float().repeat_interleave(group, 1)
     for n, weight_TH in enumerate(p_THN.to(q_THD.dtype).float().unbind(-1)):
@@ -94,9 +93,15 @@ def _fold(total: State, state: State) -> State:
     base_TH = torch.where(new_m_TH == float("-inf"), 0.0, new_m_TH)
     old_TH, add_TH = _exp2(total_m_TH - base_TH), _exp2(m_TH - base_TH)
     seen_TH = m_TH != float("-inf")
-    total_l_TH = torch.where(seen_TH, total_l_TH * old_TH + l_TH * add_TH, total_l_TH)
-    total_THD = torch.where(seen_TH[..., None], total_THD * old_TH[..., None] + acc_THD * add_TH[..., None], total_THD)
+    total_l_TH = torch.where(seen_TH, _fma(total_l_TH, old_TH, l_TH * add_TH), total_l_TH)
+    folded_THD = _fma(total_THD, old_TH[..., None], acc_THD * add_TH[..., None])
+    total_THD = torch.where(seen_TH[..., None], folded_THD, total_THD)
     return new_m_TH, total_l_TH, total_THD
+
+
+def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a * b + c, in float64 and rounded to float32: stands for the GPU's fused multiply-add."""
+    return (a.double() * b.double() + c.double()).float()
 
 
 def _exp2(x: Tensor) -> Tensor:

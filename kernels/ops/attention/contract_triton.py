@@ -67,19 +67,17 @@ def contract_kernel(
             k_ND = tl.load(k_ptr + k_at[:, None] + d[None, :], mask=(n <= position)[:, None], other=0.0)
             v_ND = tl.load(v_ptr + v_at[:, None] + d[None, :], mask=(n <= position)[:, None], other=0.0)
             s = tl.where((n <= position)[None, :], tl.dot(q_RD, tl.trans(k_ND), input_precision="ieee"), float("-inf"))
-            new_m = tl.maximum(m, tl.ceil(tl.max(s, 1) * c))
+            new_m = tl.maximum(m, tl.max(s, 1) * c)
             p = tl.exp2(tl.fma(s, tl.zeros_like(s) + c, tl.zeros_like(s) - new_m[:, None]))
             alpha = tl.exp2(m - new_m)
-            norm = (
-                norm * alpha
-                + tl.sum((p + 2.0).to(tl.int32, bitcast=True) - 0x40000000, 1).to(tl.float32) * 2.384185791015625e-07
-            )
+            counts = tl.sum((p + 2.0).to(tl.int32, bitcast=True) - 0x40000000, 1)
+            norm = tl.fma(norm, alpha, counts.to(tl.float32) * 2.384185791015625e-07)
             acc_RD = tl.dot(p.to(v_ND.dtype), v_ND, acc_RD * alpha[:, None], input_precision="ieee")
             m = new_m
         new_m = tl.maximum(total_m, m)
         old, add = tl.exp2(total_m - new_m), tl.exp2(m - new_m)
-        total_l = total_l * old + norm * add
-        total_RD = total_RD * old[:, None] + acc_RD * add[:, None]
+        total_l = tl.fma(total_l, old, norm * add)
+        total_RD = tl.fma(total_RD, tl.zeros_like(total_RD) + old[:, None], acc_RD * add[:, None])
         total_m = new_m
     out_RD = (total_RD / total_l[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (token * H + h) * D + d[None, :] + first_R[:, None] * 0, out_RD, mask=first_R[:, None])

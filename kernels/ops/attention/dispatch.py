@@ -43,19 +43,12 @@ def run(
     if q.shape[0] == 0 or batch == 0:
         return out
     group = heads // k_cache.shape[2]
-    decode(
-        q,
-        k_cache,
-        v_cache,
-        block_table,
-        cu_seqlens_q,
-        seq_lens,
-        min(max_query_len, ROWS // group),
-        max_seq_len,
-        scale,
-        out,
-    )
-    if max_query_len * group > ROWS:
+    long_ones = max_query_len * group > ROWS
+    # Every sequence has the longest length: then none is short, and decode has nothing to do.
+    if not (long_ones and q.shape[0] == batch * max_query_len):
+        most_rows = min(max_query_len, ROWS // group)
+        decode(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, most_rows, max_seq_len, scale, out)
+    if long_ones:
         kernel = prefill_hopper if fits_hopper(q, k_cache, v_cache) else prefill
         kernel(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, out)
     return out

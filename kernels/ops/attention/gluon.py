@@ -40,13 +40,13 @@ def find_sequence(cu_ptr, tile, B, BLOCK: gl.constexpr):
 @gluon.jit
 def softmax_tile(s_RN, c, m_R, l_R):
     """Probabilities of a tile, and maximum, sum and rescale of the segment; see README.md."""
-    new_m_R = gl.maximum(m_R, gl.ceil(gl.max(s_RN, 1) * c))
+    new_m_R = gl.maximum(m_R, gl.max(s_RN, 1) * c)
     base_R = gl.where(new_m_R == float("-inf"), 0.0, new_m_R)
     minus_RN = gl.expand_dims(0.0 - base_R, 1) + gl.zeros_like(s_RN)
     p_RN = gl.exp2(gl.fma(s_RN, gl.zeros_like(s_RN) + c, minus_RN))
     alpha_R = gl.exp2(m_R - base_R)
     counts_R = gl.sum((p_RN + 2.0).to(gl.int32, bitcast=True) - 0x40000000, 1)
-    l_R = l_R * alpha_R + counts_R.to(gl.float32) * 2.384185791015625e-07
+    l_R = gl.fma(l_R, alpha_R, counts_R.to(gl.float32) * 2.384185791015625e-07)
     return p_RN, new_m_R, l_R, alpha_R
 
 
@@ -57,12 +57,12 @@ def fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_smem, OUT: gl.constexpr):
     base_R = gl.where(new_m_R == float("-inf"), 0.0, new_m_R)
     old_R, add_R = gl.exp2(total_m_R - base_R), gl.exp2(m_R - base_R)
     seen_R = m_R != float("-inf")
-    total_l_R = gl.where(seen_R, total_l_R * old_R + l_R * add_R, total_l_R)
+    total_l_R = gl.where(seen_R, gl.fma(total_l_R, old_R, l_R * add_R), total_l_R)
     old_O = gl.expand_dims(gl.convert_layout(old_R, gl.SliceLayout(1, OUT)), 1)
     add_O = gl.expand_dims(gl.convert_layout(add_R, gl.SliceLayout(1, OUT)), 1)
     seen_O = gl.expand_dims(gl.convert_layout(m_R, gl.SliceLayout(1, OUT)), 1) != float("-inf")
     total_RD = total_smem.load(OUT)
-    total_RD = gl.where(seen_O, total_RD * old_O + acc_RD * add_O, total_RD)
+    total_RD = gl.where(seen_O, gl.fma(total_RD, gl.zeros_like(total_RD) + old_O, acc_RD * add_O), total_RD)
     return new_m_R, total_l_R, total_RD
 
 
@@ -241,28 +241,36 @@ def consumer(
 
 
 @gluon.jit
-def rows_of_tile(table_ptr, j, first_row, kv_len, ratio, slots: gl.constexpr, BOX: gl.constexpr):
-    """The first cache row of each box of tile j; slots 0: rows lie side by side from first_row on. Loads only: they
-    go out together."""
-    rows = ()
-    for i in gl.static_range(TILE // BOX):
-        n = j * TILE + i * BOX
-        if slots == 0:
-            rows = rows + (first_row + n,)  # noqa: RUF005 (not in Gluon)
-        else:
-            rows = rows + (gl.load(table_ptr + gl.minimum(n, kv_len - 1) // slots) * ratio + n % slots,)  # noqa: RUF005
-    return rows
+def load_tile(
+    desc,
+    boxes,
+    first_box,
+    bar,
+    table_ptr,
+    j,
+    first_row,
+    kv_len,
+    column,
+    ratio,
+    D: gl.constexpr,
+    PAGE: gl.constexpr,
+    BOX: gl.constexpr,
+):
+    """One tile of keys or values into its slot: boxes of BOX rows x PANEL columns.
 
-
-@gluon.jit
-def load_tile(desc, boxes, first_box, bar, rows, column, D: gl.constexpr, BOX: gl.constexpr):
-    """One tile of keys or values into its slot: boxes of BOX rows x PANEL columns."""
+    PAGE 0: rows lie side by side from first_row on.
+    """
     mbarrier.expect(bar, TILE * D * 2)
     for i in gl.static_range(TILE // BOX):
+        n = j * TILE + i * BOX
+        if PAGE == 0:
+            row = first_row + n
+        else:
+            page = gl.load(table_ptr + gl.minimum(n, kv_len - 1) // PAGE)
+            row = page * ratio + n % PAGE
         for panel in gl.static_range(D // PANEL):
-            tma.async_copy_global_to_shared(
-                desc, [rows[i], column + panel * PANEL], bar, boxes.index(first_box + panel * (TILE // BOX) + i)
-            )
+            box = boxes.index(first_box + panel * (TILE // BOX) + i)
+            tma.async_copy_global_to_shared(desc, [row, column + panel * PANEL], bar, box)
 
 
 @gluon.jit
@@ -298,12 +306,11 @@ def producer(
     v_boxes = v_smem._reinterpret(v_smem.dtype, [STAGES * BOXES, BOX, PANEL], v_desc.layout)
     for j in range(tiles):
         slot, phase = j % STAGES, (j // STAGES) & 1
-        k_rows = rows_of_tile(table_ptr, j, kv_start, kv_len, k_ratio, PAGE, BOX)
-        v_rows = rows_of_tile(table_ptr, j, kv_start, kv_len, v_ratio, PAGE, BOX)
+        column, k_bar, v_bar = g * D, k_full.index(slot), v_full.index(slot)
         mbarrier.wait(k_free.index(slot), phase ^ 1)
-        load_tile(k_desc, k_boxes, slot * BOXES, k_full.index(slot), k_rows, g * D, D, BOX)
+        load_tile(k_desc, k_boxes, slot * BOXES, k_bar, table_ptr, j, kv_start, kv_len, column, k_ratio, D, PAGE, BOX)
         mbarrier.wait(v_free.index(slot), phase ^ 1)
-        load_tile(v_desc, v_boxes, slot * BOXES, v_full.index(slot), v_rows, g * D, D, BOX)
+        load_tile(v_desc, v_boxes, slot * BOXES, v_bar, table_ptr, j, kv_start, kv_len, column, v_ratio, D, PAGE, BOX)
 
 
 @gluon.jit(do_not_specialize=["B", "table_stride", "k_ratio", "v_ratio", "H", "GROUP", "LEAVE"])

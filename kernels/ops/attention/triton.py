@@ -18,14 +18,14 @@ def attend_tile(q_RD, k_ND, v_ND, visible_RN, c, m_R, l_R, acc_RD):
     """One tile of keys into the state of the current segment."""
     s_RN = tl.dot(q_RD, tl.trans(k_ND), input_precision="ieee")
     s_RN = tl.where(visible_RN, s_RN, float("-inf"))
-    # The maximum is rounded up to an integer, so every rescale is by a power of two and rounds nothing.
-    new_m_R = tl.maximum(m_R, tl.ceil(tl.max(s_RN, 1) * c))
+    new_m_R = tl.maximum(m_R, tl.max(s_RN, 1) * c)
     base_R = tl.where(new_m_R == float("-inf"), 0.0, new_m_R)
     p_RN = tl.exp2(tl.fma(s_RN, tl.full(s_RN.shape, 1.0, tl.float32) * c, tl.zeros_like(s_RN) - base_R[:, None]))
     alpha_R = tl.exp2(m_R - base_R)
     # p <= 1, so the bits of p + 2 count p in units of 2^-22; integer sums do not depend on their order.
     counts_RN = (p_RN + 2.0).to(tl.int32, bitcast=True) - 0x40000000
-    l_R = l_R * alpha_R + tl.sum(counts_RN, 1).to(tl.float32) * 2.384185791015625e-07
+    # Fused multiply-adds are written out: left to the compiler, two kernels could choose differently.
+    l_R = tl.fma(l_R, alpha_R, tl.sum(counts_RN, 1).to(tl.float32) * 2.384185791015625e-07)
     acc_RD = tl.dot(p_RN.to(v_ND.dtype), v_ND, acc_RD * alpha_R[:, None], input_precision="ieee")
     return new_m_R, l_R, acc_RD
 
@@ -37,8 +37,9 @@ def fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_RD):
     base_R = tl.where(new_m_R == float("-inf"), 0.0, new_m_R)
     old_R, add_R = tl.exp2(total_m_R - base_R), tl.exp2(m_R - base_R)
     seen_R = m_R != float("-inf")
-    total_l_R = tl.where(seen_R, total_l_R * old_R + l_R * add_R, total_l_R)
-    total_RD = tl.where(seen_R[:, None], total_RD * old_R[:, None] + acc_RD * add_R[:, None], total_RD)
+    total_l_R = tl.where(seen_R, tl.fma(total_l_R, old_R, l_R * add_R), total_l_R)
+    old_RD = tl.zeros_like(total_RD) + old_R[:, None]
+    total_RD = tl.where(seen_R[:, None], tl.fma(total_RD, old_RD, acc_RD * add_R[:, None]), total_RD)
     return new_m_R, total_l_R, total_RD
 
 
@@ -176,8 +177,9 @@ def merge_kernel(
             new_m = tl.maximum(total_m, m)
             base = tl.where(new_m == float("-inf"), 0.0, new_m)
             old, add = tl.exp2(total_m - base), tl.exp2(m - base)
-            total_l = tl.where(m != float("-inf"), total_l * old + norm * add, total_l)
-            total_D = tl.where(m != float("-inf"), total_D * old + acc_D * add, total_D)
+            total_l = tl.where(m != float("-inf"), tl.fma(total_l, old, norm * add), total_l)
+            old_D = tl.zeros_like(total_D) + old
+            total_D = tl.where(m != float("-inf"), tl.fma(total_D, old_D, acc_D * add), total_D)
             total_m = new_m
     tl.store(out_ptr + row * D + d, (total_D / total_l).to(out_ptr.dtype.element_ty))
 

@@ -31,19 +31,19 @@ def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: int, sca
 
 @torch.library.custom_op("samebits::attention_varlen_backward", mutates_args=())
 def backward_op(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens: Tensor, max_seq_len: int, scale: float
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     if q.is_cuda:
         from samebits.kernels.ops.attention_varlen.triton import backward
 
-        return backward(grad, q, k, v, out, cu_seqlens, scale)
+        return backward(grad, q, k, v, cu_seqlens, scale)
     return contract_backward(grad, q, k, v, cu_seqlens, max_seq_len, scale)
 
 
 @backward_op.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens: Tensor, max_seq_len: int, scale: float
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     return dq, dk, dv
@@ -51,12 +51,12 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     q, k, v, cu_seqlens, ctx.max_seq_len, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, output, cu_seqlens)
+    ctx.save_for_backward(q, k, v, cu_seqlens)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, out, cu_seqlens = ctx.saved_tensors
-    return *backward_op(grad, q, k, v, out, cu_seqlens, ctx.max_seq_len, ctx.scale), None, None, None
+    q, k, v, cu_seqlens = ctx.saved_tensors
+    return *backward_op(grad, q, k, v, cu_seqlens, ctx.max_seq_len, ctx.scale), None, None, None
 
 
 attention_varlen_op.register_autograd(_backward, setup_context=_save)

@@ -21,7 +21,6 @@ def query_grad_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
-    out_ptr,
     grad_ptr,
     dq_ptr,
     lse_ptr,
@@ -55,10 +54,8 @@ def query_grad_kernel(
     at_RD = (token_R * H + h)[:, None] * D + d[None, :]
     q_RD = tl.load(q_ptr + (token_R * q_stride + h * D)[:, None] + d[None, :], mask=live_R[:, None], other=0.0)
     grad_RD = tl.load(grad_ptr + at_RD, mask=live_R[:, None], other=0.0)
-    delta_R = tl.sum(
-        grad_RD.to(tl.float32) * tl.load(out_ptr + at_RD, mask=live_R[:, None], other=0.0).to(tl.float32), 1
-    )
     m_R, l_R = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    dot_R = l_R
     for first in range(0, local + BLOCK, BLOCK):
         n = first + tl.arange(0, BLOCK)
         key_N = (start + n).to(tl.int64)
@@ -68,10 +65,17 @@ def query_grad_kernel(
         s_RN = tl.where(
             n[None, :] <= r[:, None], tl.dot(q_RD, tl.trans(k_ND), input_precision="ieee") * c, float("-inf")
         )
+        v_ND = tl.load(
+            v_ptr + (key_N * v_stride + (h // GROUP) * D)[:, None] + d[None, :], mask=(n < length)[:, None], other=0.0
+        )
+        dp_RN = tl.dot(grad_RD, tl.trans(v_ND), input_precision="ieee")
         new_m_R = tl.maximum(m_R, tl.max(s_RN, 1))
-        l_R = l_R * tl.exp2(m_R - new_m_R) + tl.sum(tl.exp2(s_RN - new_m_R[:, None]), 1)
+        p_RN = tl.exp2(s_RN - new_m_R[:, None])
+        l_R = l_R * tl.exp2(m_R - new_m_R) + tl.sum(p_RN, 1)
+        dot_R = dot_R * tl.exp2(m_R - new_m_R) + tl.sum(p_RN * dp_RN, 1)
         m_R = new_m_R
-    lse_R = m_R + tl.log2(l_R)
+    # The sum of p dp in float32: grad . out would carry the rounding of out.
+    lse_R, delta_R = m_R + tl.log2(l_R), dot_R / l_R
     tl.store(lse_ptr + token_R * H + h, lse_R, mask=live_R)
     tl.store(delta_ptr + token_R * H + h, delta_R, mask=live_R)
     dq_RD = tl.zeros((BLOCK, D), tl.float32)
@@ -150,9 +154,9 @@ def key_grad_kernel(
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens: Tensor, scale: float
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q [T, H, D] and of k, v [T, G, D]; grad and out are [T, H, D]."""
+    """Gradients of q [T, H, D] and of k, v [T, G, D]; grad is [T, H, D]."""
     tokens, heads, size = q.shape
     key_heads, batch = k.shape[1], cu_seqlens.shape[0] - 1
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
@@ -163,6 +167,6 @@ def backward(
     tiles = tokens // BLOCK + batch
     numbers = (exponent_scale(scale), scale, batch, q.stride(0), k.stride(0), v.stride(0))
     sizes = {"H": heads, "GROUP": heads // key_heads, "D": size, "BLOCK": BLOCK, "num_warps": 4, "num_stages": 2}
-    query_grad_kernel[(heads, tiles)](q, k, v, out, grad, dq, lse, delta, cu_seqlens, *numbers, **sizes)
+    query_grad_kernel[(heads, tiles)](q, k, v, grad, dq, lse, delta, cu_seqlens, *numbers, **sizes)
     key_grad_kernel[(key_heads, tiles)](q, k, v, grad, dk, dv, lse, delta, cu_seqlens, *numbers, **sizes)
     return dq, dk, dv
