@@ -1,8 +1,8 @@
 """One switch for AMX. Must run before vLLM is imported.
 
-ONEDNN_MAX_CPU_ISA keeps oneDNN from AMX, yet vLLM asks the CPU itself and would run its own AMX kernels: with other bits
-for a row alone and in company, and ended by an illegal instruction, since it is oneDNN that asks the operating system for
-the right to use the tiles.
+ONEDNN_MAX_CPU_ISA keeps oneDNN from AMX, yet vLLM asks the CPU itself and would run its own AMX kernels: with other
+bits for a row alone and in company, and ended by an illegal instruction, since it is oneDNN that asks the operating
+system for the right to use the tiles.
 """
 
 from __future__ import annotations
