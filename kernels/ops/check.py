@@ -21,8 +21,14 @@ def require(condition: bool, operator: str, message: str) -> None:
 def require_float(operator: str, name: str, value: torch.Tensor, dtypes: Iterable[torch.dtype] = FLOATS) -> None:
     """A floating tensor of a dtype of the contract, on CPU or CUDA."""
     allowed = tuple(dtypes)
-    require(value.dtype in allowed, operator, f"{name} has dtype {value.dtype}; the contract covers {', '.join(map(str, allowed))}")
-    require(value.device.type in ("cpu", "cuda"), operator, f"{name} is on {value.device}; the contract covers cpu and cuda")
+    require(
+        value.dtype in allowed,
+        operator,
+        f"{name} has dtype {value.dtype}; the contract covers {', '.join(map(str, allowed))}",
+    )
+    require(
+        value.device.type in ("cpu", "cuda"), operator, f"{name} is on {value.device}; the contract covers cpu and cuda"
+    )
 
 
 def require_same(operator: str, **values: torch.Tensor | None) -> None:

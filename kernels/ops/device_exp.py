@@ -1,6 +1,7 @@
 """The device's exponential: the one transcendental function in the row operators. Its bits belong to the device.
 
-On CUDA it is `tl.exp`, as the fast kernels use it; on CPU `torch.exp`, whose result does not depend on the place of an element.
+On CUDA it is `tl.exp`, as the fast kernels use it; on CPU `torch.exp`, whose result does not depend on the place of an
+element.
 """
 
 from __future__ import annotations

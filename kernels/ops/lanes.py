@@ -1,6 +1,7 @@
 """The lane sum: the one order in which samebits adds up a row.
 
-A row is cut into units of `unit` neighbours (16 bytes of the input dtype: one vector load). Unit u belongs to lane u % lanes, so a lane owns
+A row is cut into units of `unit` neighbours (16 bytes of the input dtype: one vector load). Unit u belongs to lane u %
+lanes, so a lane owns
 every lanes-th unit. The order, each step elementwise in float32 with separate multiplications and additions:
 
 1. partial sum (lane, j) adds element j of the lane's units, ascending, starting at +0;
@@ -8,7 +9,8 @@ every lanes-th unit. The order, each step elementwise in float32 with separate m
 3. the lanes of each group of 32 neighbours are folded by halves (16, 8, 4, 2, 1);
 4. the groups are folded by halves.
 
-That is the order of a butterfly over one warp and then over warps, so a GPU kernel with one lane per thread gets it for nothing, whatever
+That is the order of a butterfly over one warp and then over warps, so a GPU kernel with one lane per thread gets it for
+nothing, whatever
 the number of rows per block; and it can be written down in any language.
 """
 
@@ -67,11 +69,20 @@ def lane_sum(x: torch.Tensor, unit: int, lanes: int) -> torch.Tensor:
 
 
 def sqrt(x: torch.Tensor) -> torch.Tensor:
-    """Correctly rounded float32 square root. torch.sqrt on CPU is not (0.6% of values are one ulp off with MKL); through float64 it is."""
+    """Correctly rounded float32 square root. torch.sqrt on CPU is not (0.6% of values are one ulp off with MKL);
+    through float64 it is.
+    """
     return torch.sqrt(x.double()).float()
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
-    """x [..., D], or a copy whose rows start at multiples of 16 elements and 16 bytes and end in zeros: fast kernels need one unit per load."""
-    sound = x.data_ptr() % 16 == 0 and x.shape[-1] % 16 == 0 and x.stride(-1) == 1 and all(n % 16 == 0 for n in x.stride()[:-1])
+    """x [..., D], or a copy whose rows start at multiples of 16 elements and 16 bytes and end in zeros: fast kernels
+    need one unit per load.
+    """
+    sound = (
+        x.data_ptr() % 16 == 0
+        and x.shape[-1] % 16 == 0
+        and x.stride(-1) == 1
+        and all(n % 16 == 0 for n in x.stride()[:-1])
+    )
     return x if sound else torch.nn.functional.pad(x, (0, -x.shape[-1] % 16)).contiguous()

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def halve(x, A: tl.constexpr, B: tl.constexpr, N: tl.constexpr):
-    """Fold the last dim by halves: [A, B, N] -> [A, B]. The order is in the text, whatever layout the compiler picks."""
+    """Fold the last dim by halves: [A, B, N] -> [A, B]. The order is in the text, whatever layout the compiler picks"""
     if N > 1:
         low, high = tl.split(tl.permute(tl.reshape(x, (A, B, 2, N // 2)), (0, 1, 3, 2)))
         return halve(low + high, A, B, N // 2)
@@ -20,7 +20,8 @@ def halve(x, A: tl.constexpr, B: tl.constexpr, N: tl.constexpr):
 def lane_sum(partial, R: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr):
     """Steps 2 to 4 of the lane sum: [R, LANES * UNIT] -> [R].
 
-    Each lane must be one thread: 16-byte loads, LANES threads per row. Then Triton's reduction is the butterfly of the contract (over a warp,
+    Each lane must be one thread: 16-byte loads, LANES threads per row. Then Triton's reduction is the butterfly of the
+    contract (over a warp,
     then over warps), which the gate checks on the machine at hand.
     """
     return tl.sum(halve(tl.reshape(partial, (R, LANES, UNIT)), R, LANES, UNIT), axis=1)
@@ -28,7 +29,9 @@ def lane_sum(partial, R: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr):
 
 @triton.jit
 def fold_lanes(x, LANES: tl.constexpr):
-    """Steps 3 and 4 with the order written out: [LANES] -> scalar, for any layout. Meant for a few dozen lanes and one warp."""
+    """Steps 3 and 4 with the order written out: [LANES] -> scalar, for any layout. Meant for a few dozen lanes and one
+    warp.
+    """
     WARP: tl.constexpr = 32 if LANES > 32 else LANES
     warps = halve(tl.reshape(x, (1, LANES // WARP, WARP)), 1, LANES // WARP, WARP)
     return tl.sum(halve(tl.reshape(warps, (1, 1, LANES // WARP)), 1, 1, LANES // WARP))

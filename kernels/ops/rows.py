@@ -26,7 +26,7 @@ class Case:
 
 @dataclass(slots=True, frozen=True)
 class Call:
-    """One call of a group: `rows[i]` is the place in its outputs of the group's i-th shared row; None: not in this call."""
+    """One call of a group: `rows[i]` is where the group's i-th shared row stands in its outputs, if it does."""
 
     label: str
     args: Args
@@ -48,7 +48,10 @@ POSITIONS = 7
 
 def take(args: Args, row_args: tuple[str, ...], index: torch.Tensor) -> Args:
     """The call with the rows `index` of every row argument."""
-    return {name: value[index.to(value.device)] if name in row_args and value is not None else value for name, value in args.items()}
+    return {
+        name: value[index.to(value.device)] if name in row_args and value is not None else value
+        for name, value in args.items()
+    }
 
 
 def flooded(args: Args, row_args: tuple[str, ...], keep: int, value: float) -> Args:
@@ -64,20 +67,34 @@ def flooded(args: Args, row_args: tuple[str, ...], keep: int, value: float) -> A
     return changed
 
 
-def companies(draw: Draw, row_args: tuple[str, ...], shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -> Iterator[RowGroup]:
-    """A row alone, in company, at every position, and beside huge, NaN and Inf rows (for operators whose rows are dim 0)."""
+def companies(
+    draw: Draw, row_args: tuple[str, ...], shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool
+) -> Iterator[RowGroup]:
+    """A row alone, in company, at every position, and beside huge, NaN and Inf rows (for operators whose rows are dim
+    0).
+    """
     args = draw(shape, POSITIONS, dtype, device, 101, exact)
     count = POSITIONS
 
     def calls() -> Iterator[Call]:
         for row in range(count):
-            yield Call(f"row {row} alone", take(args, row_args, torch.tensor([row])), tuple(0 if i == row else None for i in range(count)))
+            yield Call(
+                f"row {row} alone",
+                take(args, row_args, torch.tensor([row])),
+                tuple(0 if i == row else None for i in range(count)),
+            )
         yield Call("in company", args, tuple(range(count)))
         for shift in range(1, count):
             order = torch.roll(torch.arange(count), shift)
             places = tuple(int((order == i).nonzero()[0, 0]) for i in range(count))
             yield Call(f"every row moved by {shift}", take(args, row_args, order), places)
-        floods = {"huge": HUGE[dtype], "-huge": -HUGE[dtype], "NaN": float("nan"), "Inf": float("inf"), "-Inf": float("-inf")}
+        floods = {
+            "huge": HUGE[dtype],
+            "-huge": -HUGE[dtype],
+            "NaN": float("nan"),
+            "Inf": float("inf"),
+            "-Inf": float("-inf"),
+        }
         for word, value in floods.items():
             for keep in (0, count // 2, count - 1):
                 rows = tuple(i if i == keep else None for i in range(count))
@@ -93,7 +110,15 @@ def sizes(largest: int, dense: int) -> list[int]:
 
 
 def sweep(
-    draw: Draw, row_args: tuple[str, ...], shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool, *, dense: int, largest: int
+    draw: Draw,
+    row_args: tuple[str, ...],
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    exact: bool,
+    *,
+    dense: int,
+    largest: int,
 ) -> Iterator[RowGroup]:
     """The same rows in calls of every size."""
     args = draw(shape, largest, dtype, device, 102, exact)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
+
 from samebits.kernels.ops.rows import Args, Case, Shape
 
 SHAPES: tuple[Shape, ...] = ({"vocabulary": 32000, "hidden": 4096}, {"vocabulary": 151936, "hidden": 2048})
@@ -22,19 +23,26 @@ def table_of(vocabulary: int, hidden: int, dtype: torch.dtype, device: torch.dev
 
 
 def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed: int, exact: bool) -> Args:
-    """ids [rows], table [V, D]; the table is the same for every seed, as weights are. A copy is exact for any values."""
+    """ids [rows], table [V, D]; the table is the same for every seed, as weights are. A copy is exact for any values"""
     table = table_of(shape["vocabulary"], shape["hidden"], dtype, device)
-    ids = torch.randint(0, shape["vocabulary"], (rows,), generator=torch.Generator(device=device).manual_seed(seed), device=device)
+    ids = torch.randint(
+        0, shape["vocabulary"], (rows,), generator=torch.Generator(device=device).manual_seed(seed), device=device
+    )
     return {"ids": ids.to(device), "table": table}
 
 
 def cases(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -> list[Case]:
-    """Few and many tokens; the first and last row, repeated; int32; two dims; rows with NaN payloads, Inf and both zeros."""
+    """Few and many tokens; the first and last row, repeated; int32; two dims; rows with NaN payloads, Inf and both
+    zeros.
+    """
     found = [Case(f"{rows} tokens", draw(shape, rows, dtype, device, rows, exact)) for rows in (1, 2, 5, 64)]
     table = found[0].args["table"]
     last = shape["vocabulary"] - 1
     ends = torch.tensor([0, last, last, 0], dtype=torch.int32, device=device)
-    found += [Case("first and last row, int32", {"ids": ends, "table": table}), Case("two dims", {"ids": ends.long().view(2, 2), "table": table})]
+    found += [
+        Case("first and last row, int32", {"ids": ends, "table": table}),
+        Case("two dims", {"ids": ends.long().view(2, 2), "table": table}),
+    ]
     odd = table.clone()
     odd[0, :4] = torch.tensor([float("nan"), float("inf"), -0.0, 0.0], device=device).to(dtype)
     integers = {2: torch.int16, 4: torch.int32}[dtype.itemsize]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from samebits.kernels.ops.check import require, require_float
 from samebits.kernels.ops.embedding.contract import contract, contract_backward
 
@@ -24,7 +25,7 @@ def forward_op(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return run(ids, table)
     if ids.numel():
         low, high = int(ids.min()), int(ids.max())
-        require(0 <= low and high < table.shape[0], NAME, f"ids {low}..{high} leave the table of {table.shape[0]} rows")
+        require(low >= 0 and high < table.shape[0], NAME, f"ids {low}..{high} leave the table of {table.shape[0]} rows")
     return contract(ids, table)
 
 
@@ -66,4 +67,4 @@ forward_op.register_autograd(backward, setup_context=save)
 
 def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """table[ids] by contract (README.md): ids [...], table [V, D] -> [..., D]."""
-    return forward_op(ids, table)
+    return forward_op(ids, table)  # type: ignore[no-any-return]

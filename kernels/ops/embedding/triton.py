@@ -25,7 +25,9 @@ def run(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     width = table.shape[1]
     y = torch.empty((*ids.shape, width), dtype=table.dtype, device=table.device)
     if y.numel():
-        embedding_kernel[(ids.numel(), triton.cdiv(width, TILE))](ids.contiguous(), table, y, table.shape[0], width, TILE=TILE, num_warps=4)
+        embedding_kernel[(ids.numel(), triton.cdiv(width, TILE))](
+            ids.contiguous(), table, y, table.shape[0], width, TILE=TILE, num_warps=4
+        )
     return y
 
 
@@ -54,5 +56,7 @@ def backward(grad: torch.Tensor, ids: torch.Tensor, vocabulary: int) -> torch.Te
     if ids.numel():
         ordered, order = torch.sort(ids.flatten(), stable=True)
         grid = (ids.numel(), triton.cdiv(width, BACKWARD_TILE))
-        backward_kernel[grid](ordered, order, grad.contiguous(), dtable, ids.numel(), vocabulary, width, TILE=BACKWARD_TILE, num_warps=2)
+        backward_kernel[grid](
+            ordered, order, grad.contiguous(), dtable, ids.numel(), vocabulary, width, TILE=BACKWARD_TILE, num_warps=2
+        )
     return dtable

@@ -6,6 +6,7 @@ M: rows, V: vocabulary, C: chunks.
 from __future__ import annotations
 
 import torch
+
 from samebits.kernels.ops.device_exp import device_exp
 from samebits.kernels.ops.lanes import fold_lanes, halve, next_power_of_two, unit_of
 from samebits.kernels.ops.rounding import rounded
@@ -41,7 +42,12 @@ def contract(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Ten
 
 
 def contract_backward(
-    grad: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None, top: torch.Tensor, total: torch.Tensor
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top: torch.Tensor,
+    total: torch.Tensor,
 ) -> torch.Tensor:
     """Gradient of the logits, in their dtype."""
     z = logits.float() if temperature is None else logits.float() / temperature[:, None]

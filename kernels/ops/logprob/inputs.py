@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from samebits.kernels.ops.logprob.contract import CHUNK
 from samebits.kernels.ops.rows import Args, Case, Shape
 
@@ -18,7 +19,9 @@ FAR = 512.0
 
 
 def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed: int, exact: bool) -> Args:
-    """logits [rows, V] of about 3 nats spread, targets, a temperature per row. Exact: two levels, so that each exponential is 1 or 0."""
+    """logits [rows, V] of about 3 nats spread, targets, a temperature per row. Exact: two levels, so that each
+    exponential is 1 or 0.
+    """
     rng = torch.Generator(device=device).manual_seed(seed)
     size = (rows, shape["vocabulary"])
     if exact:
@@ -28,11 +31,17 @@ def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed
         logits = torch.randn(size, generator=rng, device=device) * 3
         temperature = torch.rand((rows,), generator=rng, device=device) + 0.5
     targets = torch.randint(0, shape["vocabulary"], (rows,), generator=rng, device=device)
-    return {"logits": logits.to(device=device, dtype=dtype), "targets": targets.to(device), "temperature": temperature.float().to(device)}
+    return {
+        "logits": logits.to(device=device, dtype=dtype),
+        "targets": targets.to(device),
+        "temperature": temperature.float().to(device),
+    }
 
 
 def cases(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -> list[Case]:
-    """With and without temperature; the target on every chunk edge; one sure token; masked (-Inf) tokens and chunks; NaN, Inf in a row alone."""
+    """With and without temperature; the target on every chunk edge; one sure token; masked (-Inf) tokens and chunks;
+    NaN, Inf in a row alone.
+    """
 
     def call(rows: int, seed: int, **changes: object) -> Args:
         return {**draw(shape, rows, dtype, device, seed, exact), **changes}
@@ -41,7 +50,9 @@ def cases(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -
     found = [Case(f"{rows} rows", call(rows, rows)) for rows in (1, 2, 5)]
     edges = sorted({t for t in (0, CHUNK - 1, CHUNK, 2 * CHUNK - 1, vocabulary - 1) if t < vocabulary})
     targets = torch.tensor(edges, dtype=torch.int32, device=device)
-    found.append(Case("targets on chunk edges, no temperature", call(len(edges), 11, targets=targets, temperature=None)))
+    found.append(
+        Case("targets on chunk edges, no temperature", call(len(edges), 11, targets=targets, temperature=None))
+    )
     sure = call(2, 12)
     sure["logits"][torch.arange(2, device=device), sure["targets"]] = 4 * FAR
     found.append(Case("one sure token", sure))

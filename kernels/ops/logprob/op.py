@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from samebits.kernels.ops.check import require, require_dense, require_float
 from samebits.kernels.ops.logprob.contract import contract_backward, contract_with_state
 
@@ -15,16 +16,28 @@ def check(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
     """Refuse what the contract does not cover."""
     require_float(NAME, "logits", logits)
     shapes = f"logits {tuple(logits.shape)}, targets {tuple(targets.shape)}"
-    require(logits.dim() == 2 and logits.shape[1] >= 1 and tuple(targets.shape) == logits.shape[:1], NAME, f"{shapes}: [M, V] and [M] are needed")
+    require(
+        logits.dim() == 2 and logits.shape[1] >= 1 and tuple(targets.shape) == logits.shape[:1],
+        NAME,
+        f"{shapes}: [M, V] and [M] are needed",
+    )
     require_dense(NAME, "logits", logits)
     require(targets.dtype in (torch.int32, torch.int64), NAME, f"targets are {targets.dtype}; int32 or int64 is needed")
     require(targets.device == logits.device, NAME, f"targets are on {targets.device} but logits on {logits.device}")
     if temperature is not None:
-        fits = temperature.dtype == torch.float32 and temperature.shape == targets.shape and temperature.device == logits.device
+        fits = (
+            temperature.dtype == torch.float32
+            and temperature.shape == targets.shape
+            and temperature.device == logits.device
+        )
         require(fits, NAME, f"temperature must be float32 {tuple(targets.shape)} on {logits.device}")
     if not logits.is_cuda and targets.numel():
         low, high = int(targets.min()), int(targets.max())
-        require(0 <= low and high < logits.shape[1], NAME, f"targets {low}..{high} leave the vocabulary of {logits.shape[1]}")
+        require(
+            low >= 0 and high < logits.shape[1],
+            NAME,
+            f"targets {low}..{high} leave the vocabulary of {logits.shape[1]}",
+        )
 
 
 @torch.library.custom_op("samebits::logprob", mutates_args=())
@@ -42,7 +55,12 @@ def forward_op(
 
 @torch.library.custom_op("samebits::logprob_backward", mutates_args=())
 def backward_op(
-    grad: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None, top: torch.Tensor, total: torch.Tensor
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top: torch.Tensor,
+    total: torch.Tensor,
 ) -> torch.Tensor:
     """Gradient of the logits."""
     if logits.is_cuda:
@@ -62,7 +80,12 @@ def _(
 
 @backward_op.register_fake
 def _(
-    grad: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None, top: torch.Tensor, total: torch.Tensor
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top: torch.Tensor,
+    total: torch.Tensor,
 ) -> torch.Tensor:
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
@@ -81,7 +104,9 @@ def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor | None) -> tuple[tor
 forward_op.register_autograd(backward, setup_context=save)
 
 
-def logprob(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | float | None = None) -> torch.Tensor:
+def logprob(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | float | None = None
+) -> torch.Tensor:
     """Logprob of each target by contract (README.md), nats, float32 [M].
 
     Args:
@@ -92,4 +117,4 @@ def logprob(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tens
     if isinstance(temperature, (int, float)):
         require(temperature > 0, NAME, f"temperature {temperature}: a sampled token needs one above 0")
         temperature = None if temperature == 1.0 else logits.new_full(targets.shape, temperature, dtype=torch.float32)
-    return forward_op(logits, targets, temperature)[0]
+    return forward_op(logits, targets, temperature)[0]  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
 from samebits.kernels.ops.lanes import aligned, next_power_of_two, unit_of
 from samebits.kernels.ops.lanes_triton import fold_lanes, halve, lane_sum
 from samebits.kernels.ops.logprob.contract import CHUNK, LANES
@@ -37,9 +38,18 @@ def merged(m, s, CHUNKS: tl.constexpr):
 
 @triton.jit
 def chunk_kernel(
-    logits_ptr, temperature_ptr, m_ptr, s_ptr, vocabulary, stride, used, PASSES: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr,
+    logits_ptr,
+    temperature_ptr,
+    m_ptr,
+    s_ptr,
+    vocabulary,
+    stride,
+    used,
+    PASSES: tl.constexpr,
+    LANES: tl.constexpr,
+    UNIT: tl.constexpr,
     HOT: tl.constexpr,
-):  # fmt: skip
+):
     CHUNK: tl.constexpr = PASSES * LANES * UNIT
     row = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -54,9 +64,20 @@ def chunk_kernel(
 
 @triton.jit
 def merge_kernel(
-    logits_ptr, targets_ptr, temperature_ptr, result_ptr, top_ptr, total_ptr, m_ptr, s_ptr, vocabulary, stride, used, CHUNKS: tl.constexpr,
+    logits_ptr,
+    targets_ptr,
+    temperature_ptr,
+    result_ptr,
+    top_ptr,
+    total_ptr,
+    m_ptr,
+    s_ptr,
+    vocabulary,
+    stride,
+    used,
+    CHUNKS: tl.constexpr,
     HOT: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0)
     c = tl.arange(0, CHUNKS)
     m = tl.load(m_ptr + row * used + c, mask=c < used, other=float("-inf"))
@@ -79,16 +100,31 @@ def merge(
     result, top, total = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
     if rows:
         merge_kernel[(rows,)](
-            logits, targets, temperature, result, top, total, m, s, logits.shape[1], logits.stride(0), used, CHUNKS=next_power_of_two(used),
-            HOT=temperature is not None, num_warps=1, enable_fp_fusion=False,
-        )  # fmt: skip
+            logits,
+            targets,
+            temperature,
+            result,
+            top,
+            total,
+            m,
+            s,
+            logits.shape[1],
+            logits.stride(0),
+            used,
+            CHUNKS=next_power_of_two(used),
+            HOT=temperature is not None,
+            num_warps=1,
+            enable_fp_fusion=False,
+        )
     return result, top, total
 
 
 def run_with_state(
     logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(logprob, top, total), each float32 [M]. Rows that are misaligned or no multiple of 16 wide are copied first: slower, the same bits."""
+    """(logprob, top, total), each float32 [M]. Rows that are misaligned or no multiple of 16 wide are copied first:
+    slower, the same bits.
+    """
     rows, vocabulary = logits.shape
     unit = unit_of(logits.dtype)
     used = -(-vocabulary // CHUNK)
@@ -96,9 +132,20 @@ def run_with_state(
     source = aligned(logits)
     if rows:
         chunk_kernel[(rows, used)](
-            source, temperature, m, s, vocabulary, source.stride(0), used, PASSES=CHUNK // (LANES * unit), LANES=LANES, UNIT=unit,
-            HOT=temperature is not None, num_warps=LANES // 32, enable_fp_fusion=False,
-        )  # fmt: skip
+            source,
+            temperature,
+            m,
+            s,
+            vocabulary,
+            source.stride(0),
+            used,
+            PASSES=CHUNK // (LANES * unit),
+            LANES=LANES,
+            UNIT=unit,
+            HOT=temperature is not None,
+            num_warps=LANES // 32,
+            enable_fp_fusion=False,
+        )
     return merge(logits, targets, temperature, m, s)
 
 
@@ -109,9 +156,18 @@ def run(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor |
 
 @triton.jit
 def backward_kernel(
-    grad_ptr, logits_ptr, targets_ptr, temperature_ptr, top_ptr, total_ptr, dlogits_ptr, vocabulary, stride, TILE: tl.constexpr,
+    grad_ptr,
+    logits_ptr,
+    targets_ptr,
+    temperature_ptr,
+    top_ptr,
+    total_ptr,
+    dlogits_ptr,
+    vocabulary,
+    stride,
+    TILE: tl.constexpr,
     HOT: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0)
     i = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = i < vocabulary
@@ -123,18 +179,37 @@ def backward_kernel(
         scale = scale / temperature
     p = tl.exp(z - tl.load(top_ptr + row)) / tl.load(total_ptr + row)
     hit = tl.where(i == tl.load(targets_ptr + row), 1.0, 0.0)
-    tl.store(dlogits_ptr + row.to(tl.int64) * vocabulary + i, ((hit - p) * scale).to(dlogits_ptr.dtype.element_ty), mask=inside)
+    tl.store(
+        dlogits_ptr + row.to(tl.int64) * vocabulary + i,
+        ((hit - p) * scale).to(dlogits_ptr.dtype.element_ty),
+        mask=inside,
+    )
 
 
 def backward(
-    grad: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None, top: torch.Tensor, total: torch.Tensor
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top: torch.Tensor,
+    total: torch.Tensor,
 ) -> torch.Tensor:
     """As `contract_backward`."""
     rows, vocabulary = logits.shape
     dlogits = torch.empty((rows, vocabulary), dtype=logits.dtype, device=logits.device)
     if rows:
         backward_kernel[(rows, triton.cdiv(vocabulary, 2048))](
-            grad.contiguous(), logits, targets, temperature, top, total, dlogits, vocabulary, logits.stride(0), TILE=2048,
-            HOT=temperature is not None, num_warps=8,
-        )  # fmt: skip
+            grad.contiguous(),
+            logits,
+            targets,
+            temperature,
+            top,
+            total,
+            dlogits,
+            vocabulary,
+            logits.stride(0),
+            TILE=2048,
+            HOT=temperature is not None,
+            num_warps=8,
+        )
     return dlogits

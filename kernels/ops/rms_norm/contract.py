@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from samebits.kernels.ops.lanes import lane_sum, lanes_of, sqrt, unit_of
 from samebits.kernels.ops.rounding import rounded
 
@@ -22,7 +23,9 @@ def contract(
     width = x.shape[-1]
     s = x.float() if residual is None else x.float() + residual.float()
     total = lane_sum(s * s, *layout(width, x.dtype))
-    r = 1.0 / sqrt(total / total.new_full((), width) + eps)  # a tensor: PyTorch on CUDA divides by a number through its inverse
+    r = 1.0 / sqrt(
+        total / total.new_full((), width) + eps
+    )  # a tensor: PyTorch on CUDA divides by a number through its inverse
     y = s * r[..., None]
     y = y if weight is None else y * weight.float()
     y = rounded(y, x.dtype)

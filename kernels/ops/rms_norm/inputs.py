@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+
 from samebits.kernels.ops.rows import HUGE, Args, Case, Shape
 
 SHAPES: tuple[Shape, ...] = tuple(
-    {"hidden": hidden, "residual": residual} for hidden, residual in ((2048, 1), (4096, 1), (4096, 0), (5120, 1), (128, 0), (8192, 1))
+    {"hidden": hidden, "residual": residual}
+    for hidden, residual in ((2048, 1), (4096, 1), (4096, 0), (5120, 1), (128, 0), (8192, 1))
 )
 SMALL_SHAPES: tuple[Shape, ...] = ({"hidden": 256, "residual": 1}, {"hidden": 100, "residual": 0})
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -25,14 +27,20 @@ def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed
             return torch.randint(-4, 5, size, generator=rng, device=device).to(dtype)
         return torch.randn(size, generator=rng, device=device).to(dtype)
 
-    args: Args = {"x": tensor(rows, width), "weight": (tensor(width) if exact else 1 + 0.2 * tensor(width)).to(dtype), "eps": EPS}
+    args: Args = {
+        "x": tensor(rows, width),
+        "weight": (tensor(width) if exact else 1 + 0.2 * tensor(width)).to(dtype),
+        "eps": EPS,
+    }
     args = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in args.items()}
     args["residual"] = tensor(rows, width).to(device) if shape.get("residual", 0) else None
     return args
 
 
 def cases(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -> list[Case]:
-    """Few and many rows; without weight; zeros and minus zeros; one large element; tiny rows; a misaligned view; one NaN or Inf row alone."""
+    """Few and many rows; without weight; zeros and minus zeros; one large element; tiny rows; a misaligned view; one
+    NaN or Inf row alone.
+    """
 
     def call(rows: int, seed: int, **changes: object) -> Args:
         return {**draw(shape, rows, dtype, device, seed, exact), **changes}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, overload
 
 import torch
+
 from samebits.kernels.ops.check import require, require_dense, require_float, require_same
 from samebits.kernels.ops.rms_norm.contract import contract, contract_backward
 
@@ -15,8 +16,16 @@ def check(x: torch.Tensor, weight: torch.Tensor | None, residual: torch.Tensor |
     """Refuse what the contract does not cover."""
     require_float(NAME, "x", x)
     require_same(NAME, x=x, weight=weight, residual=residual)
-    require(x.dim() >= 1 and x.shape[-1] >= 1, NAME, f"x has shape {tuple(x.shape)}; it needs a last dim of at least one element")
-    require(weight is None or tuple(weight.shape) == (x.shape[-1],), NAME, f"x {tuple(x.shape)} needs a weight [{x.shape[-1]}]")
+    require(
+        x.dim() >= 1 and x.shape[-1] >= 1,
+        NAME,
+        f"x has shape {tuple(x.shape)}; it needs a last dim of at least one element",
+    )
+    require(
+        weight is None or tuple(weight.shape) == (x.shape[-1],),
+        NAME,
+        f"x {tuple(x.shape)} needs a weight [{x.shape[-1]}]",
+    )
     require(residual is None or residual.shape == x.shape, NAME, f"x {tuple(x.shape)} and residual differ in shape")
     for name, value in (("x", x), ("weight", weight), ("residual", residual)):
         if value is not None:
@@ -35,7 +44,9 @@ def plain_op(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.
 
 
 @torch.library.custom_op("samebits::add_rms_norm", mutates_args=())
-def add_op(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def add_op(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, s) of README.md."""
     check(x, weight, residual)
     if x.is_cuda:
@@ -65,7 +76,9 @@ def _(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
 
 
 @add_op.register_fake
-def _(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
@@ -110,9 +123,11 @@ add_op.register_autograd(add_backward, setup_context=save_add)
 @overload
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, residual: None = None) -> torch.Tensor: ...
 @overload
-def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, residual: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm by contract (README.md): x, residual [..., D], weight [D]; returns y, or (y, x + residual)."""
-    return plain_op(x, weight, eps) if residual is None else add_op(x, residual, weight, eps)
+    return plain_op(x, weight, eps) if residual is None else add_op(x, residual, weight, eps)  # type: ignore[no-any-return]

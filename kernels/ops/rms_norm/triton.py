@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
 from samebits.kernels.ops.lanes import WARP, aligned
 from samebits.kernels.ops.lanes_triton import lane_sum
 from samebits.kernels.ops.rms_norm.contract import layout
@@ -31,29 +32,44 @@ def load_sum(x_ptr, residual_ptr, x_at, residual_at, inside, ADD: tl.constexpr):
 
 @triton.jit
 def rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, y_ptr, s_ptr, rows, heads, x_stride, x_head_stride, residual_stride, residual_head_stride, eps,
-    D: tl.constexpr, R: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, PASSES: tl.constexpr, KEPT: tl.constexpr, ADD: tl.constexpr,
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    s_ptr,
+    rows,
+    heads,
+    x_stride,
+    x_head_stride,
+    residual_stride,
+    residual_head_stride,
+    eps,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    LANES: tl.constexpr,
+    UNIT: tl.constexpr,
+    PASSES: tl.constexpr,
+    KEPT: tl.constexpr,
+    ADD: tl.constexpr,
     SCALE: tl.constexpr,
-):  # fmt: skip
+):
     STEP: tl.constexpr = LANES * UNIT
     row = (tl.program_id(0) * R + tl.arange(0, R))[:, None].to(tl.int64)
     col = tl.arange(0, STEP)[None, :]
     x_row = (row // heads) * x_stride + (row % heads) * x_head_stride
     residual_row = (row // heads) * residual_stride + (row % heads) * residual_head_stride
     partial = tl.zeros((R, STEP), tl.float32)
-    kept, weights = (), ()
+    kept, weights = (), ()  # tuples of blocks: what stays in registers
     for p in tl.static_range(PASSES):
         at = p * STEP + col
         inside = (row < rows) & (at < D)
         s = load_sum(x_ptr, residual_ptr, x_row + at, residual_row + at, inside, ADD)
-        if SCALE:  # asked for before the reduction, so that its latency is hidden
-            weight = tl.load(weight_ptr + row * 0 + at, mask=inside, other=0.0)
-        else:
-            weight = s
+        # Asked for before the reduction, so that its latency is hidden.
+        weight = tl.load(weight_ptr + row * 0 + at, mask=inside, other=0.0) if SCALE else s
         partial += s * s
         if p < KEPT:
-            kept += (s,)
-            weights += (weight,)
+            kept += (s,)  # type: ignore[assignment]
+            weights += (weight,)  # type: ignore[assignment]
     total = lane_sum(partial, R, LANES, UNIT)
     r = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, D * 1.0) + eps))[:, None]
     for p in tl.static_range(PASSES):
@@ -64,10 +80,7 @@ def rms_norm_kernel(
             weight = weights[p]
         else:
             s = load_sum(x_ptr, residual_ptr, x_row + at, residual_row + at, inside, ADD)
-            if SCALE:
-                weight = tl.load(weight_ptr + row * 0 + at, mask=inside, other=0.0)
-            else:
-                weight = s
+            weight = tl.load(weight_ptr + row * 0 + at, mask=inside, other=0.0) if SCALE else s
         if ADD:
             tl.store(s_ptr + row * D + at, rounded(s, s_ptr.dtype.element_ty), mask=inside)
         y = s * r
@@ -83,14 +96,16 @@ def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
 
 
 def as_heads(x: torch.Tensor) -> torch.Tensor:
-    """[..., D] as [T, H, D] without a copy where its strides allow: a strided [T, H, D] stays, all else has one head."""
+    """[..., D] as [T, H, D] without a copy where its strides allow: a strided [T, H, D] stays, all else has one head"""
     return x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
 
 
 def run(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """See README.md. The last dim is contiguous; rows that are misaligned or no multiple of 16 wide are copied first: slower, the same bits."""
+    """See README.md. The last dim is contiguous; rows that are misaligned or no multiple of 16 wide are copied first:
+    slower, the same bits.
+    """
     width = x.shape[-1]
     unit, lanes = layout(width, x.dtype)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -103,18 +118,48 @@ def run(
     short = lanes <= WARP
     per_block = WARP // lanes * WARPS if short else 1
     rms_norm_kernel[(triton.cdiv(rows, per_block),)](
-        source, added, weight, y, s, rows, source.shape[1], stride, head_stride, added_stride, added_head_stride, eps, D=width, R=per_block,
-        LANES=lanes, UNIT=unit, PASSES=-(-width // (lanes * unit)), KEPT=KEPT, ADD=residual is not None, SCALE=weight is not None,
-        num_warps=WARPS if short else lanes // WARP, enable_fp_fusion=False,
-    )  # fmt: skip
+        source,
+        added,
+        weight,
+        y,
+        s,
+        rows,
+        source.shape[1],
+        stride,
+        head_stride,
+        added_stride,
+        added_head_stride,
+        eps,
+        D=width,
+        R=per_block,
+        LANES=lanes,
+        UNIT=unit,
+        PASSES=-(-width // (lanes * unit)),
+        KEPT=KEPT,
+        ADD=residual is not None,
+        SCALE=weight is not None,
+        num_warps=WARPS if short else lanes // WARP,
+        enable_fp_fusion=False,
+    )
     return y if s is None else (y, s)
 
 
 @triton.jit
 def backward_kernel(
-    grad_ptr, s_ptr, weight_ptr, grad_s_ptr, ds_ptr, dw_ptr, rows, rows_per_block, eps, D: tl.constexpr, BLOCK: tl.constexpr,
-    SCALE: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
+    grad_ptr,
+    s_ptr,
+    weight_ptr,
+    grad_s_ptr,
+    ds_ptr,
+    dw_ptr,
+    rows,
+    rows_per_block,
+    eps,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SCALE: tl.constexpr,
+    ADD: tl.constexpr,
+):
     col = tl.arange(0, BLOCK)
     inside = col < D
     first = tl.program_id(0) * rows_per_block
@@ -149,7 +194,19 @@ def backward(
     if rows:
         block = triton.next_power_of_2(width)
         backward_kernel[(blocks,)](
-            grad.contiguous(), s.contiguous(), weight, None if grad_s is None else grad_s.contiguous(), ds, dw, rows, per_block, eps, D=width,
-            BLOCK=block, SCALE=weight is not None, ADD=grad_s is not None, num_warps=min(16, max(1, block // 256)),
-        )  # fmt: skip
+            grad.contiguous(),
+            s.contiguous(),
+            weight,
+            None if grad_s is None else grad_s.contiguous(),
+            ds,
+            dw,
+            rows,
+            per_block,
+            eps,
+            D=width,
+            BLOCK=block,
+            SCALE=weight is not None,
+            ADD=grad_s is not None,
+            num_warps=min(16, max(1, block // 256)),
+        )
     return ds, None if dw is None or weight is None else dw.sum(0).to(weight.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from samebits.kernels.ops.rounding import rounded
 
 
@@ -15,7 +16,9 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat([rounded(turned, x.dtype), rest], -1)
 
 
-def contract(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def contract(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See README.md. q [T, H, D], k [T, G, D], positions [T], cache [P, R]."""
     cos, sin = cache[positions.long()].float().chunk(2, -1)
     return rotate(q, cos, sin), rotate(k, cos, sin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from samebits.kernels.ops.check import require, require_dense, require_float, require_same
 from samebits.kernels.ops.rotary.contract import contract, contract_backward
 
@@ -16,22 +17,49 @@ def check(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torc
     require_float(NAME, "q", q)
     require_same(NAME, q=q, k=k)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, positions {tuple(positions.shape)}, cache {tuple(cache.shape)}"
-    fits = q.dim() == k.dim() == 3 and q.shape[0] == k.shape[0] and q.shape[2] == k.shape[2] and tuple(positions.shape) == (q.shape[0],)
+    fits = (
+        q.dim() == k.dim() == 3
+        and q.shape[0] == k.shape[0]
+        and q.shape[2] == k.shape[2]
+        and tuple(positions.shape) == (q.shape[0],)
+    )
     require(fits, NAME, f"{shapes}: q [T, H, D], k [T, G, D] and positions [T] are needed")
-    require(cache.dim() == 2 and cache.shape[1] % 2 == 0 and 0 < cache.shape[1] <= q.shape[2], NAME, f"{shapes}: cache is [P, R], R even and <= D")
-    require(cache.dtype in (torch.float32, q.dtype), NAME, f"cache is {cache.dtype}; it must be float32 or the dtype of q, {q.dtype}")
-    require(positions.dtype in (torch.int32, torch.int64), NAME, f"positions are {positions.dtype}; int32 or int64 is needed")
-    require(positions.device == q.device == cache.device, NAME, f"q is on {q.device}, positions on {positions.device}, cache on {cache.device}")
+    require(
+        cache.dim() == 2 and cache.shape[1] % 2 == 0 and 0 < cache.shape[1] <= q.shape[2],
+        NAME,
+        f"{shapes}: cache is [P, R], R even and <= D",
+    )
+    require(
+        cache.dtype in (torch.float32, q.dtype),
+        NAME,
+        f"cache is {cache.dtype}; it must be float32 or the dtype of q, {q.dtype}",
+    )
+    require(
+        positions.dtype in (torch.int32, torch.int64),
+        NAME,
+        f"positions are {positions.dtype}; int32 or int64 is needed",
+    )
+    require(
+        positions.device == q.device == cache.device,
+        NAME,
+        f"q is on {q.device}, positions on {positions.device}, cache on {cache.device}",
+    )
     require(cache.is_contiguous() and positions.is_contiguous(), NAME, "cache and positions must be contiguous")
     require_dense(NAME, "q", q)
     require_dense(NAME, "k", k)
     if not q.is_cuda and positions.numel():
         low, high = int(positions.min()), int(positions.max())
-        require(0 <= low and high < cache.shape[0], NAME, f"positions {low}..{high} leave the cache of {cache.shape[0]} rows")
+        require(
+            low >= 0 and high < cache.shape[0],
+            NAME,
+            f"positions {low}..{high} leave the cache of {cache.shape[0]} rows",
+        )
 
 
 @torch.library.custom_op("samebits::rotary", mutates_args=())
-def forward_op(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_op(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(q', k') of README.md."""
     check(q, k, positions, cache)
     if q.is_cuda:
@@ -55,7 +83,9 @@ def backward_op(
 
 @forward_op.register_fake
 @backward_op.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty(q.shape, dtype=q.dtype, device=q.device), torch.empty(k.shape, dtype=k.dtype, device=k.device)
 
 
@@ -73,6 +103,8 @@ def backward(ctx: Any, grad_q: torch.Tensor, grad_k: torch.Tensor) -> tuple[torc
 forward_op.register_autograd(backward, setup_context=save)
 
 
-def rotary(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotated q [T, H, D] and k [T, G, D] by contract (README.md); positions [T], cache [P, R] = cos | sin."""
-    return forward_op(q, k, positions, cache)
+    return forward_op(q, k, positions, cache)  # type: ignore[no-any-return]

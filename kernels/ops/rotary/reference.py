@@ -13,7 +13,9 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
-def reference(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(q', k') in float64, differentiable."""
     cos, sin = cache.double()[positions.long()].chunk(2, -1)
     return rotated(q.double(), cos, sin), rotated(k.double(), cos, sin)

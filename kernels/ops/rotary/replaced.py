@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 
-def replaced(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def replaced(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The formula of apply_rotary_pos_emb, for heads on dim 1."""
     width = cache.shape[-1]
     cos, sin = (half.repeat(1, 2)[:, None, :].to(q.dtype) for half in cache[positions.long()].chunk(2, -1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
 from samebits.kernels.ops.rounding_triton import rounded
 
 
@@ -19,9 +20,23 @@ def turned(a, b, cos, sin):
 
 @triton.jit
 def turn_heads(
-    x_ptr, y_ptr, token, heads, first_head, token_stride, head_stride, cos, sin, SIGN: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
-    REST: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr, REST_TILE: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    y_ptr,
+    token,
+    heads,
+    first_head,
+    token_stride,
+    head_stride,
+    cos,
+    sin,
+    SIGN: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    HEADS: tl.constexpr,
+    TILE: tl.constexpr,
+    REST_TILE: tl.constexpr,
+):
     head = first_head + tl.arange(0, HEADS)[:, None]
     i = tl.arange(0, TILE)[None, :]
     inside = (head < heads) & (i < HALF)
@@ -40,10 +55,27 @@ def turn_heads(
 
 @triton.jit
 def rotary_kernel(
-    q_ptr, k_ptr, q_out_ptr, k_out_ptr, positions_ptr, cache_ptr, q_heads, k_heads, limit, q_stride, q_head_stride, k_stride, k_head_stride,
-    SIGN: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    q_out_ptr,
+    k_out_ptr,
+    positions_ptr,
+    cache_ptr,
+    q_heads,
+    k_heads,
+    limit,
+    q_stride,
+    q_head_stride,
+    k_stride,
+    k_head_stride,
+    SIGN: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    HEADS: tl.constexpr,
+    TILE: tl.constexpr,
     REST_TILE: tl.constexpr,
-):  # fmt: skip
+):
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     position = tl.load(positions_ptr + token).to(tl.int64)
@@ -54,16 +86,47 @@ def rotary_kernel(
     q_blocks = tl.cdiv(q_heads, HEADS)
     if block < q_blocks:
         turn_heads(
-            q_ptr, q_out_ptr, token, q_heads, block * HEADS, q_stride, q_head_stride, cos, sin, SIGN, D, HALF, REST, HEADS, TILE, REST_TILE
+            q_ptr,
+            q_out_ptr,
+            token,
+            q_heads,
+            block * HEADS,
+            q_stride,
+            q_head_stride,
+            cos,
+            sin,
+            SIGN,
+            D,
+            HALF,
+            REST,
+            HEADS,
+            TILE,
+            REST_TILE,
         )
     else:
         turn_heads(
-            k_ptr, k_out_ptr, token, k_heads, (block - q_blocks) * HEADS, k_stride, k_head_stride, cos, sin, SIGN, D, HALF, REST, HEADS, TILE,
+            k_ptr,
+            k_out_ptr,
+            token,
+            k_heads,
+            (block - q_blocks) * HEADS,
+            k_stride,
+            k_head_stride,
+            cos,
+            sin,
+            SIGN,
+            D,
+            HALF,
+            REST,
+            HEADS,
+            TILE,
             REST_TILE,
-        )  # fmt: skip
+        )
 
 
-def launch(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor, sign: float) -> tuple[torch.Tensor, torch.Tensor]:
+def launch(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor, sign: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate by `sign` times the angle."""
     tokens, q_heads, width = q.shape
     k_heads, half = k.shape[1], cache.shape[-1] // 2
@@ -74,14 +137,35 @@ def launch(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: tor
         heads = max(1, min(triton.next_power_of_2(max(q_heads, k_heads)), 1024 // tile))
         rest = width - 2 * half
         rotary_kernel[(tokens, triton.cdiv(q_heads, heads) + triton.cdiv(k_heads, heads))](
-            q, k, q_out, k_out, positions, cache, q_heads, k_heads, cache.shape[0], q.stride(0), q.stride(1), k.stride(0), k.stride(1), SIGN=sign,
-            D=width, HALF=half, REST=rest, HEADS=heads, TILE=tile, REST_TILE=triton.next_power_of_2(max(rest, 1)), num_warps=4,
+            q,
+            k,
+            q_out,
+            k_out,
+            positions,
+            cache,
+            q_heads,
+            k_heads,
+            cache.shape[0],
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            SIGN=sign,
+            D=width,
+            HALF=half,
+            REST=rest,
+            HEADS=heads,
+            TILE=tile,
+            REST_TILE=triton.next_power_of_2(max(rest, 1)),
+            num_warps=4,
             enable_fp_fusion=False,
-        )  # fmt: skip
+        )
     return q_out, k_out
 
 
-def run(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def run(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See README.md."""
     return launch(q, k, positions, cache, 1.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from samebits.kernels.ops.device_exp import device_exp
 from samebits.kernels.ops.rounding import rounded
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from samebits.kernels.ops.rows import HUGE, Args, Case, Shape
 
 SHAPES: tuple[Shape, ...] = ({"width": 6144}, {"width": 12288}, {"width": 14336}, {"width": 1536})
@@ -19,7 +20,9 @@ def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed
     rng = torch.Generator(device=device).manual_seed(seed)
     width = shape["width"]
     if exact:
-        gate = torch.tensor(SATURATED, device=device)[torch.randint(0, len(SATURATED), (rows, width), generator=rng, device=device)]
+        gate = torch.tensor(SATURATED, device=device)[
+            torch.randint(0, len(SATURATED), (rows, width), generator=rng, device=device)
+        ]
         merged = torch.cat([gate, torch.randint(-8, 9, (rows, width), generator=rng, device=device)], -1)
     else:
         merged = torch.randn((rows, 2 * width), generator=rng, device=device) * 3
@@ -28,7 +31,9 @@ def draw(shape: Shape, rows: int, dtype: torch.dtype, device: torch.device, seed
 
 
 def cases(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -> list[Case]:
-    """Few and many rows, merged and apart; zeros of both signs; saturation on both ends; NaN, Inf and huge elements in a row alone."""
+    """Few and many rows, merged and apart; zeros of both signs; saturation on both ends; NaN, Inf and huge elements in
+    a row alone.
+    """
     found = [Case(f"{rows} rows", draw(shape, rows, dtype, device, rows, exact)) for rows in (1, 2, 5, 64)]
     zeros = draw(shape, 2, dtype, device, 11, exact)
     zeros["gate"][0], zeros["gate"][1] = 0.0, -0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from samebits.kernels.ops.check import require, require_dense, require_float, require_same
 from samebits.kernels.ops.silu_mul.contract import contract, contract_backward
 
@@ -16,7 +17,11 @@ def forward_op(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """y of README.md."""
     require_float(NAME, "gate", gate)
     require_same(NAME, gate=gate, up=up)
-    require(gate.dim() >= 1 and gate.shape == up.shape, NAME, f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must have one shape")
+    require(
+        gate.dim() >= 1 and gate.shape == up.shape,
+        NAME,
+        f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must have one shape",
+    )
     require_dense(NAME, "gate", gate)
     require_dense(NAME, "up", up)
     if gate.is_cuda:
@@ -44,7 +49,9 @@ def _(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 @backward_op.register_fake
 def _(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device), torch.empty(up.shape, dtype=up.dtype, device=up.device)
+    return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device), torch.empty(
+        up.shape, dtype=up.dtype, device=up.device
+    )
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -63,4 +70,4 @@ forward_op.register_autograd(backward, setup_context=save)
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up by contract (README.md); gate, up [..., I] of one dtype."""
-    return forward_op(gate, up)
+    return forward_op(gate, up)  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
 from samebits.kernels.ops.rounding_triton import rounded
 
 TILE = 1024
@@ -42,7 +43,9 @@ def run(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def backward_kernel(grad_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, width, grad_stride, gate_stride, up_stride, TILE: tl.constexpr):
+def backward_kernel(
+    grad_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, width, grad_stride, gate_stride, up_stride, TILE: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = col < width
@@ -51,7 +54,11 @@ def backward_kernel(grad_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, width, grad_
     u = tl.load(up_ptr + row * up_stride + col, mask=inside, other=0.0).to(tl.float32)
     e = 1.0 + tl.exp(-g)
     sg = 1.0 / e
-    tl.store(dgate_ptr + row * width + col, (dy * u * (sg * (1.0 + g * (1.0 - sg)))).to(dgate_ptr.dtype.element_ty), mask=inside)
+    tl.store(
+        dgate_ptr + row * width + col,
+        (dy * u * (sg * (1.0 + g * (1.0 - sg)))).to(dgate_ptr.dtype.element_ty),
+        mask=inside,
+    )
     tl.store(dup_ptr + row * width + col, (dy * (g / e)).to(dup_ptr.dtype.element_ty), mask=inside)
 
 

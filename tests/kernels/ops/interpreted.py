@@ -1,4 +1,6 @@
-"""Run by test_interpreted.py in a process with TRITON_INTERPRET=1: kernels against contracts, one JSON line per operator."""
+"""Run by test_interpreted.py in a process with TRITON_INTERPRET=1: kernels against contracts, one JSON line per
+operator.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import warnings
 from typing import Any
 
 import torch
+
 from samebits.kernels.registry import Operator, operator
 
 CPU = torch.device("cpu")
@@ -26,7 +29,8 @@ def forward_differences(op: Operator) -> tuple[int, list[str]]:
                 got, expected = outputs(run(**case.args)), outputs(op.contract(**case.args))
                 compared += sum(e.numel() for e in expected)
                 same = all(
-                    g.shape == e.shape and torch.equal(g.view(torch.uint8), e.contiguous().view(torch.uint8)) for g, e in zip(got, expected, strict=True)
+                    g.shape == e.shape and torch.equal(g.view(torch.uint8), e.contiguous().view(torch.uint8))
+                    for g, e in zip(got, expected, strict=True)
                 )
                 wrong += [] if same else [f"{dtype} {dict(shape)} {case.name}"]
     return compared, wrong
@@ -58,4 +62,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     for name in sys.argv[1:]:
         compared, wrong = forward_differences(operator(name))
-        print(json.dumps({"operator": name, "compared": compared, "wrong": wrong, "backward": backward_error(name)}), flush=True)
+        print(
+            json.dumps({"operator": name, "compared": compared, "wrong": wrong, "backward": backward_error(name)}),
+            flush=True,
+        )

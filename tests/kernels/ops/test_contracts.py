@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from samebits.kernels.ops.lanes import aligned, lane_sum, lanes_of, sqrt, unit_of
 from samebits.kernels.registry import OPERATORS, operator
 
@@ -45,7 +46,12 @@ def lane_sum_by_hand(x: list[float], unit: int, lanes: int) -> float:
 
 
 @settings(max_examples=25, deadline=None)
-@given(width=st.integers(1, 300), lanes=st.sampled_from([1, 2, 16, 64]), unit=st.sampled_from([4, 8]), seed=st.integers(0, 2**31))
+@given(
+    width=st.integers(1, 300),
+    lanes=st.sampled_from([1, 2, 16, 64]),
+    unit=st.sampled_from([4, 8]),
+    seed=st.integers(0, 2**31),
+)
 def test_the_lane_sum_adds_in_the_order_it_describes(width: int, lanes: int, unit: int, seed: int) -> None:
     x = torch.randn(width, generator=torch.Generator().manual_seed(seed)) * torch.logspace(-3, 3, width)
     assert float(lane_sum(x, unit, lanes)) == lane_sum_by_hand(x.tolist(), unit, lanes)
@@ -114,7 +120,9 @@ def test_an_empty_batch_gives_empty_outputs(name: str) -> None:
 
 
 def test_every_nan_is_the_same_nan() -> None:
-    odd = torch.tensor([0x7FA12345, -0x3FFFFF], dtype=torch.int32).view(torch.float32)  # a signalling and a negative payload
+    odd = torch.tensor([0x7FA12345, -0x3FFFFF], dtype=torch.int32).view(
+        torch.float32
+    )  # a signalling and a negative payload
     x = torch.ones(1, 64)
     x[0, :2] = odd
     y = operator("rms_norm").op(x, torch.ones(64), 1e-6)
@@ -139,7 +147,9 @@ def test_temperature_one_is_no_temperature_and_others_divide_first() -> None:
     args = op.inputs.draw(op.inputs.SMALL_SHAPES[1], 3, torch.float32, CPU, 8, False)
     plain = op.op(args["logits"], args["targets"])
     assert torch.equal(raw(plain), raw(op.op(args["logits"], args["targets"], 1.0)))
-    assert torch.equal(raw(op.op(args["logits"] / 0.7, args["targets"])), raw(op.op(args["logits"], args["targets"], 0.7)))
+    assert torch.equal(
+        raw(op.op(args["logits"] / 0.7, args["targets"])), raw(op.op(args["logits"], args["targets"], 0.7))
+    )
 
 
 def test_masked_tokens_change_no_logprob() -> None:
@@ -183,7 +193,7 @@ def test_a_temperature_of_zero_is_an_error() -> None:
 
 
 def test_an_unknown_operator_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="attention.*embedding, linear"):
+    with pytest.raises(ValueError, match=r"attention.*embedding, linear"):
         operator("norm")
 
 

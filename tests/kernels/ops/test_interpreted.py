@@ -1,4 +1,6 @@
-"""Every row operator's Triton kernels under the interpreter, in a process of their own: the mode is fixed when Triton is imported."""
+"""Every row operator's Triton kernels under the interpreter, in a process of their own: the mode is fixed when Triton
+is imported.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,13 @@ ROW_OPERATORS = ("rms_norm", "silu_mul", "rotary", "embedding", "logprob")
 def test_the_interpreted_kernels_have_the_bits_of_their_contracts_and_the_gradients_of_the_plain_backward() -> None:
     script = Path(__file__).parent / "interpreted.py"
     done = subprocess.run(
-        [sys.executable, str(script), *ROW_OPERATORS], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300,
+        [sys.executable, str(script), *ROW_OPERATORS],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [entry["operator"] for entry in found] == list(ROW_OPERATORS)

@@ -1,6 +1,7 @@
 """The child process of a gate run: `python -m samebits.tools.gate.candidate.child JOB.json`.
 
-Runs the legs in order, stops at the first red one, and appends one line per event to legs.jsonl. It holds the candidate's code, so its parent
+Runs the legs in order, stops at the first red one, and appends one line per event to legs.jsonl. It holds the
+candidate's code, so its parent
 trusts nothing but those lines, kills it when a leg takes too long, and reads a death as a red leg.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from samebits.kernels import candidate as candidates
 from samebits.kernels.registry import operator
 from samebits.tools.gate.candidate.legs import builds, contained, contract_bits, paths_leg, repeat, rows_leg, sweep_leg
@@ -21,18 +23,33 @@ from samebits.tools.gate.candidate.legs_numeric import accuracy, gradient
 from samebits.tools.gate.candidate.plan import DTYPES, CannotRunError, Plan, RedError
 
 LEGS = {
-    "builds": builds, "contained": contained, "accuracy": accuracy, "bits": contract_bits, "repeat": repeat, "rows": rows_leg,
-    "sweep": sweep_leg, "paths": paths_leg, "gradient": gradient, "compiled": compiled, "graphs": graphs, "time": timing,
-}  # fmt: skip
+    "builds": builds,
+    "contained": contained,
+    "accuracy": accuracy,
+    "bits": contract_bits,
+    "repeat": repeat,
+    "rows": rows_leg,
+    "sweep": sweep_leg,
+    "paths": paths_leg,
+    "gradient": gradient,
+    "compiled": compiled,
+    "graphs": graphs,
+    "time": timing,
+}
 
 
 def plan_of(job: dict[str, Any]) -> Plan:
     """The plan of a job file."""
     candidate = candidates.describe(Path(job["folder"])) if job["folder"] else None
     return Plan(
-        operator(job["operator"]), candidate, torch.device(job["device"]), job["interpreted"], tuple(DTYPES[d] for d in job["dtypes"]),
-        tuple(job["shapes"]), Path(job["build_folder"]),
-    )  # fmt: skip
+        operator(job["operator"]),
+        candidate,
+        torch.device(job["device"]),
+        job["interpreted"],
+        tuple(DTYPES[d] for d in job["dtypes"]),
+        tuple(job["shapes"]),
+        Path(job["build_folder"]),
+    )
 
 
 def outcome_of(name: str, plan: Plan) -> dict[str, Any]:
@@ -42,10 +59,19 @@ def outcome_of(name: str, plan: Plan) -> dict[str, Any]:
             evidence = LEGS[name](plan)
     except RedError as red:
         first = red.first
-        detail = None if first is None else {
-            "call": red.call, "output": first.output, "index": first.index, "got": first.got, "expected": first.expected,
-            "differing": first.differing, "total": first.total,
-        }  # fmt: skip
+        detail = (
+            None
+            if first is None
+            else {
+                "call": red.call,
+                "output": first.output,
+                "index": first.index,
+                "got": first.got,
+                "expected": first.expected,
+                "differing": first.differing,
+                "total": first.total,
+            }
+        )
         return {"status": "red", "what": red.what, "first": detail}
     except CannotRunError as reason:
         return {"status": "not_run", "reason": str(reason)}

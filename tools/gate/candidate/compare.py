@@ -64,5 +64,6 @@ def form_difference(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor,
         return f"{len(got)} outputs, the operator has {len(expected)}"
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
-            return f"output {i} is {tuple(a.shape)} {a.dtype} on {a.device}, the operator gives {tuple(b.shape)} {b.dtype} on {b.device}"
+            own, due = (f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (a, b))
+            return f"output {i} is {own}, the operator gives {due}"
     return None

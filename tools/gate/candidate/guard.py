@@ -1,6 +1,7 @@
 """Guard bands: inputs and everything a candidate allocates lie between bands of a known byte, and start out poisoned.
 
-Sees writes just beside a tensor (band of 4 KiB on either side), changed inputs, and elements that were never written. A write further away
+Sees writes just beside a tensor (band of 4 KiB on either side), changed inputs, and elements that were never written. A
+write further away
 can still crash the process, which is red as well, or hit foreign memory unseen; a GPU's own checker goes further.
 """
 
@@ -54,14 +55,16 @@ class Guard:
 
 
 class GuardedAllocations(TorchDispatchMode):
-    """While active, PyTorch's allocations (also those of C++ code) come from a Guard; floating ones start out poisoned."""
+    """While active, PyTorch's allocations (also those of C++ code) come from a Guard and start out poisoned."""
 
     def __init__(self, guard: Guard) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.guard = guard
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Allocate twice: once as asked, for the form, once guarded. Operators of others are entered with the mode still on."""
+        """Allocate twice: once as asked, for the form, once guarded. Operators of others are entered with the mode
+        still on.
+        """
         if func.namespace not in ("aten", "prim", "prims"):
             with self:
                 return body_of(func, args)(*args, **(kwargs or {}))
@@ -78,7 +81,9 @@ class GuardedAllocations(TorchDispatchMode):
 
 
 def body_of(func: Any, args: Any) -> Callable[..., Any]:
-    """The code behind an operator that is not PyTorch's own: the Python function of a custom_op, else the kernel of the device (C++)."""
+    """The code behind an operator that is not PyTorch's own: the Python function of a custom_op, else the kernel of the
+    device (C++).
+    """
     python = OPDEFS.get(func._schema.name)
     if python is not None:
         return python._init_fn  # type: ignore[no-any-return]

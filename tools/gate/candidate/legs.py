@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+
 from samebits.kernels import candidate as candidates
 from samebits.tools.gate.candidate.compare import Unequal, bits, element, first_difference, form_difference
 from samebits.tools.gate.candidate.guard import Guard, GuardedAllocations, unwritten
@@ -19,7 +20,11 @@ REPEATS = 100
 def builds(plan: Plan) -> Evidence:
     """The source loads, and one call gives outputs of the operator's form."""
     if plan.candidate is None:
-        plan.run = plan.operator.op if plan.device.type == "cuda" or not plan.interpreted else plan.operator.module("triton").run
+        plan.run = (
+            plan.operator.op
+            if plan.device.type == "cuda" or not plan.interpreted
+            else plan.operator.module("triton").run
+        )
     else:
         try:
             loaded = candidates.load(plan.candidate, plan.build_folder)
@@ -34,7 +39,9 @@ def builds(plan: Plan) -> Evidence:
 
 
 def contained(plan: Plan) -> Evidence:
-    """Between guard bands: no write outside its outputs, no changed input, no element left unwritten, no output that is an input."""
+    """Between guard bands: no write outside its outputs, no changed input, no element left unwritten, no output that is
+    an input.
+    """
     checked = 0
     for name, case in plan.cases():
         guard = Guard()
@@ -47,13 +54,19 @@ def contained(plan: Plan) -> Evidence:
             if isinstance(value, torch.Tensor):
                 if first := first_difference((value,), (case.args[key],)):
                     raise RedError(f"{name}: changes its input {key}", name, first)
-                if any(out.untyped_storage().data_ptr() == value.untyped_storage().data_ptr() and out.numel() for out in got):
+                if any(
+                    out.untyped_storage().data_ptr() == value.untyped_storage().data_ptr() and out.numel()
+                    for out in got
+                ):
                     raise RedError(f"{name}: an output is a view of the input {key}; outputs must be new memory")
         for i, out in enumerate(got):
             if left := unwritten(out):
                 raise RedError(f"{name}: {left} elements of output {i} were never written")
         checked += 1
-    return Evidence("inputs and own allocations stood between guard bands: all whole, inputs unchanged, every output written", checked)
+    return Evidence(
+        "inputs and own allocations stood between guard bands: all whole, inputs unchanged, every output written",
+        checked,
+    )
 
 
 def contract_bits(plan: Plan) -> Evidence:
@@ -117,7 +130,11 @@ def check_group(plan: Plan, group: RowGroup, text: str) -> int:
         again = seen[shared]
         for output, (store, row) in enumerate(zip(known, rows, strict=True)):
             old = store.index_select(0, shared)[again]
-            unlike = (bits(row[again]) != bits(old)).flatten(1) if row.dim() > 1 else (bits(row[again]) != bits(old))[:, None]
+            unlike = (
+                (bits(row[again]) != bits(old)).flatten(1)
+                if row.dim() > 1
+                else (bits(row[again]) != bits(old))[:, None]
+            )
             if bool(unlike.any()):
                 raise red_row(f"{text}, {call.label}", output, row[again], old, shared[again], first_label)
             store.index_copy_(0, shared, row)
@@ -128,7 +145,9 @@ def check_group(plan: Plan, group: RowGroup, text: str) -> int:
     return compared
 
 
-def red_row(name: str, output: int, got: torch.Tensor, old: torch.Tensor, which: torch.Tensor, first_label: dict[int, str]) -> RedError:
+def red_row(
+    name: str, output: int, got: torch.Tensor, old: torch.Tensor, which: torch.Tensor, first_label: dict[int, str]
+) -> RedError:
     """The first differing row in words and bits."""
     places = (bits(got) != bits(old)).nonzero()
     index = tuple(int(i) for i in places[0])
@@ -150,4 +169,3 @@ def sweep_leg(plan: Plan) -> Evidence:
 def paths_leg(plan: Plan) -> Evidence:
     """Attention: decode, prefill, chunked and cached calls."""
     return groups_leg(plan, "paths")
-

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
 from samebits.kernels.ops.rows import Args
 from samebits.tools.gate.candidate.compare import outputs_of
 from samebits.tools.gate.candidate.legs import same_bits
@@ -27,7 +28,10 @@ def as_library_operator(plan: Plan, args: Args) -> Callable[..., Any]:
     if plan.candidate is None and plan.run is plan.operator.op:
         return plan.operator.op
     kinds = {torch.Tensor: "Tensor", type(None): "Tensor?", float: "float", int: "int", bool: "bool"}
-    takes = ", ".join(f"{kinds[type(value)] if not isinstance(value, torch.Tensor) else 'Tensor'} {name}" for name, value in args.items())
+    takes = ", ".join(
+        f"{kinds[type(value)] if not isinstance(value, torch.Tensor) else 'Tensor'} {name}"
+        for name, value in args.items()
+    )
     count = len(plan.call(args, "under torch.compile"))
     gives = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
     form = "_".join("n" if value is None else type(value).__name__[0].lower() for value in args.values())
@@ -41,7 +45,9 @@ def as_library_operator(plan: Plan, args: Args) -> Callable[..., Any]:
     def entry(*given: Any) -> Any:
         return body(**dict(zip(args, given, strict=True)))
 
-    wrapped = torch.library.custom_op(f"samebits_gate::{plan.operator.name}_{form}", entry, mutates_args=(), schema=f"({takes}) -> {gives}")
+    wrapped = torch.library.custom_op(
+        f"samebits_gate::{plan.operator.name}_{form}", entry, mutates_args=(), schema=f"({takes}) -> {gives}"
+    )
     wrapped.register_fake(lambda *given: plan.operator.op(**dict(zip(args, given, strict=True))))
     return lambda **given: wrapped(*given.values())
 
@@ -63,13 +69,18 @@ def compiled(plan: Plan) -> Evidence:
             eager = plan.call(args, text)
             for i, out in enumerate(eager):
                 if not out.is_contiguous():
-                    raise RedError(f"{text}: output {i} has strides {out.stride()}, declared is contiguous: a compiled graph reads it wrongly")
+                    raise RedError(
+                        f"{text}: output {i} has strides {out.stride()}, declared is contiguous: "
+                        "a compiled graph reads it wrongly"
+                    )
             try:
                 got = graph(args)
             except RedError:
                 raise
             except Exception as error:
-                raise RedError(f"{text}: under torch.compile ({backend}): {type(error).__name__}: {str(error)[:800]}") from error
+                raise RedError(
+                    f"{text}: under torch.compile ({backend}): {type(error).__name__}: {str(error)[:800]}"
+                ) from error
             same_bits(got, eager, text, f"other bits under torch.compile ({backend})")
             checked += 1
     return Evidence(f"equal bits under torch.compile, backend {backend}, whole graph, changing row counts", checked)
@@ -90,7 +101,9 @@ def graphs(plan: Plan) -> Evidence:
             with torch.cuda.graph(graph):
                 captured = outputs_of(plan.run(**static)) if plan.run else ()
         except Exception as error:
-            raise RedError(f"{text}: cannot be captured in a CUDA graph: {type(error).__name__}: {str(error)[:500]}") from error
+            raise RedError(
+                f"{text}: cannot be captured in a CUDA graph: {type(error).__name__}: {str(error)[:500]}"
+            ) from error
         for seed in (71, 72, 73):
             fresh = plan.draw(shape, SIZES[1], dtype, seed)
             for key, value in fresh.items():
@@ -120,10 +133,18 @@ def timing(plan: Plan) -> Evidence:
     mean = math.exp(statistics.fmean(math.log(r) for r in ratios))
     claim = plan.candidate.speed if plan.candidate else None
     if claim is not None and mean < claim:
-        raise RedError(f"claims {claim:.3f} of the speed of the replaced operator, has {mean:.3f} (geometric mean of {len(ratios)})")
-    what = "the faster of the replaced operator as it is and compiled" if plan.device.type == "cuda" else "the replaced operator"
+        raise RedError(
+            f"claims {claim:.3f} of the speed of the replaced operator, has {mean:.3f}, geometric mean of {len(ratios)}"
+        )
+    what = (
+        "the faster of the replaced operator as it is and compiled"
+        if plan.device.type == "cuda"
+        else "the replaced operator"
+    )
     return Evidence(
-        f"time of {what} / time of this: geometric mean {mean:.3f}, lowest {min(ratios):.3f}", len(ratios), {"mean": mean, "lowest": min(ratios), **numbers}
+        f"time of {what} / time of this: geometric mean {mean:.3f}, lowest {min(ratios):.3f}",
+        len(ratios),
+        {"mean": mean, "lowest": min(ratios), **numbers},
     )
 
 
@@ -151,7 +172,7 @@ def seconds(plan: Plan, function: Callable[[Args], Any], args: Args) -> float:
         for i in range(calls):
             function(inputs[i % copies])
     graph.replay()
-    samples = []
+    samples: list[float] = []
     for _ in itertools.repeat(None, 7):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -164,7 +185,7 @@ def seconds(plan: Plan, function: Callable[[Args], Any], args: Args) -> float:
 
 def median_of(call: Callable[[], Any], clock: Callable[[], float], count: int) -> float:
     """Median of `count` timed calls after two untimed ones."""
-    samples = []
+    samples: list[float] = []
     for i in range(count + 2):
         start = clock()
         call()

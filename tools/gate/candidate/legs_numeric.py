@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from samebits.tools.gate.candidate.compare import outputs_of
 from samebits.tools.gate.candidate.legs import same_bits
 from samebits.tools.gate.candidate.plan import CannotRunError, Evidence, Outputs, Plan, RedError, relative_errors
 
 WORST_RATIO = 1.05
-"""Error of the candidate / error of the operator it replaces. Never below what one correct rounding of the exact result costs."""
+"""Error of the candidate / error of the operator it replaces. Never below what one correct rounding of the exact result
+costs.
+"""
 GRADIENT_ROWS = 16
 
 
@@ -35,7 +38,11 @@ def accuracy(plan: Plan) -> Evidence:
             judge(a, b, c, f"{text}, output {output}", numbers)
         checked += len(calls)
     worst = max(numbers.values())
-    return Evidence(f"worst ratio to the replaced operator's error {worst:.4f} (bar {WORST_RATIO})", checked, {"worst": worst, **numbers})
+    return Evidence(
+        f"worst ratio to the replaced operator's error {worst:.4f} (bar {WORST_RATIO})",
+        checked,
+        {"worst": worst, **numbers},
+    )
 
 
 def root_mean(calls: list[list[torch.Tensor]]) -> list[float]:
@@ -50,7 +57,8 @@ def judge(own: float, old: float, ideal: float, text: str, numbers: dict[str, fl
     numbers[text] = ratio
     if not own <= WORST_RATIO * bar:
         raise RedError(
-            f"{text}: error against float64 {own:.3e}, the replaced operator has {old:.3e}, one rounding {ideal:.3e}: ratio {ratio:.3f} above {WORST_RATIO}"
+            f"{text}: error against float64 {own:.3e}, the replaced operator has {old:.3e}, one rounding {ideal:.3e}: "
+            f"ratio {ratio:.3f} above {WORST_RATIO}"
         )
 
 
@@ -58,7 +66,9 @@ def gradient(plan: Plan) -> Evidence:
     """Gradients against float64, and the same from run to run."""
     own = plan.operator.op if plan.candidate is None else None
     if own is None and plan.backward is None:
-        raise CannotRunError("the candidate claims no backward; the library's own is used with it, and is gated with the operator")
+        raise CannotRunError(
+            "the candidate claims no backward; the library's own is used with it, and is gated with the operator"
+        )
     if not plan.operator.inputs.GRADS:
         raise CannotRunError(f"{plan.operator.name} has no gradient")
     numbers: dict[str, float] = {}
@@ -69,18 +79,27 @@ def gradient(plan: Plan) -> Evidence:
         exact_outputs = outputs_of(plan.operator.reference(**args))
         forms = plan.call(args, text)
         rng = torch.Generator().manual_seed(52)
-        grads = tuple(torch.randn(e.shape, generator=rng).to(device=plan.device, dtype=f.dtype) for e, f in zip(exact_outputs, forms, strict=True))
+        grads = tuple(
+            torch.randn(e.shape, generator=rng).to(device=plan.device, dtype=f.dtype)
+            for e, f in zip(exact_outputs, forms, strict=True)
+        )
         exact = through(plan.operator.reference, args, names, grads)
         old = through(plan.operator.replaced, args, names, grads)
         got = through(own, args, names, grads) if own else from_candidate(plan, args, names, grads, text)
         again = through(own, args, names, grads) if own else from_candidate(plan, args, names, grads, text)
         same_bits(again, got, text, "the gradient differs from run to run")
         for name, g, o, e in zip(names, got, old, exact, strict=True):
-            errors = [float(((x.double() - e).norm() / e.norm()).item()) for x in (g, o, e.to(g.dtype))]
-            judge(*errors, f"{text}, gradient of {name}", numbers)
+            own_error, old_error, one_rounding = (
+                float(((x.double() - e).norm() / e.norm()).item()) for x in (g, o, e.to(g.dtype))
+            )
+            judge(own_error, old_error, one_rounding, f"{text}, gradient of {name}", numbers)
             checked += 1
     worst = max(numbers.values())
-    return Evidence(f"worst ratio to the replaced operator's gradient error {worst:.4f} (bar {WORST_RATIO})", checked, {"worst": worst, **numbers})
+    return Evidence(
+        f"worst ratio to the replaced operator's gradient error {worst:.4f} (bar {WORST_RATIO})",
+        checked,
+        {"worst": worst, **numbers},
+    )
 
 
 def through(function: Callable[..., Any], args: dict[str, Any], names: list[str], grads: Outputs) -> Outputs:
@@ -90,11 +109,13 @@ def through(function: Callable[..., Any], args: dict[str, Any], names: list[str]
     for leaf in wide.values():
         leaf.requires_grad_()
     outputs = outputs_of(function(**{**args, **wide}))
-    return torch.autograd.grad(outputs, [wide[n] for n in names], [g.to(o.dtype) for g, o in zip(grads, outputs, strict=True)])
+    return torch.autograd.grad(
+        outputs, [wide[n] for n in names], [g.to(o.dtype) for g, o in zip(grads, outputs, strict=True)]
+    )
 
 
 def from_candidate(plan: Plan, args: dict[str, Any], names: list[str], grads: Outputs, text: str) -> Outputs:
-    """The candidate's own backward: `backward(grads, **args)` gives one gradient per differentiable argument, in order."""
+    """The candidate's own backward: `backward(grads, **args)` gives a gradient per differentiable argument."""
     assert plan.backward is not None
     try:
         found = outputs_of(plan.backward(list(grads), **args))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from samebits.kernels import candidate as candidates
 from samebits.kernels.ops import rows
 from samebits.kernels.ops.rows import Args, Case, Draw, RowGroup
@@ -86,7 +87,9 @@ class Plan:
 
     def draw(self, shape: dict[str, int], count: int, dtype: torch.dtype, seed: int, exact: bool | None = None) -> Args:
         """One random call."""
-        args: Args = self.operator.inputs.draw(shape, count, dtype, self.device, seed, self.interpreted if exact is None else exact)
+        args: Args = self.operator.inputs.draw(
+            shape, count, dtype, self.device, seed, self.interpreted if exact is None else exact
+        )
         return args
 
     def groups(self, name: str) -> Iterator[tuple[str, RowGroup]]:
@@ -120,7 +123,9 @@ class Plan:
 
 
 def relative_errors(got: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Squared relative error of each row (last dim; a vector is a column of rows), float64; rows whose meaning is 0 count only when not 0."""
+    """Squared relative error of each row (last dim; a vector is a column of rows), float64; rows whose meaning is 0
+    count only when not 0.
+    """
     exact = exact.reshape(-1, exact.shape[-1]) if exact.dim() > 1 else exact.reshape(-1, 1)
     off = (got.double().reshape(exact.shape) - exact).square().sum(-1)
     size = exact.square().sum(-1)

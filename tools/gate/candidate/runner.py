@@ -1,7 +1,10 @@
-"""Runs the gate for one candidate, or for one of the library's own operators, in a fresh child process with a time limit per leg."""
+"""Runs the gate for one candidate, or for one of the library's own operators, in a fresh child process with a time
+limit per leg.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
+
 from samebits.kernels.candidate import Candidate, describe
 from samebits.kernels.contract_version import CONTRACT_VERSION
 from samebits.kernels.registry import OPERATORS, operator
@@ -68,7 +72,11 @@ def target_of(what: str, device: str = "auto") -> Target:
         return library_target(what, used)
     folder = Path(what)
     if not folder.is_dir():
-        raise UserError(what, "neither a candidate folder nor a library operator", f"give a folder, or one of {', '.join(sorted(OPERATORS))}")
+        raise UserError(
+            what,
+            "neither a candidate folder nor a library operator",
+            f"give a folder, or one of {', '.join(sorted(OPERATORS))}",
+        )
     try:
         candidate = describe(folder)
     except ValueError as error:
@@ -79,9 +87,15 @@ def target_of(what: str, device: str = "auto") -> Target:
 
 
 def library_target(name: str, device: Literal["cpu", "cuda"]) -> Target:
-    """The library's own operator: on CUDA as it is installed, on CPU its Triton kernel under the interpreter (where it has `run`)."""
+    """The library's own operator: on CUDA as it is installed, on CPU its Triton kernel under the interpreter (where it
+    has `run`).
+    """
     found = operator(name)
-    interpreted = device == "cpu" and (Path(found.module("contract").__file__ or "").parent / "triton.py").is_file() and has_run(found.package)
+    interpreted = (
+        device == "cpu"
+        and (Path(found.module("contract").__file__ or "").parent / "triton.py").is_file()
+        and has_run(found.package)
+    )
     dtypes = tuple(SHORT[d] for d in found.inputs.DTYPES if not interpreted or d != torch.bfloat16)
     shapes = tuple(dict(s) for s in (found.inputs.SHAPES if device == "cuda" else found.inputs.SMALL_SHAPES))
     needed = needed_legs(name, device, backward=True, timed=False)
@@ -89,13 +103,15 @@ def library_target(name: str, device: Literal["cpu", "cuda"]) -> Target:
 
 
 def has_run(package: str) -> bool:
-    """Does the operator's triton.py define `run`? Read from its text: importing it here would fix Triton's mode for this process."""
+    """Does the operator's triton.py define `run`? Read from its text: importing it here would fix Triton's mode for
+    this process.
+    """
     path = Path(__file__).parents[3].joinpath(*package.split(".")[1:], "triton.py")
     return "\ndef run(" in path.read_text(encoding="utf-8")
 
 
 def candidate_target(candidate: Candidate, device: Literal["cpu", "cuda"]) -> Target:
-    """A candidate. Interpreted Triton: float16 and float32 stand in for the claimed dtypes, small shapes for large ones."""
+    """A candidate. Interpreted Triton: float16 and float32 and small shapes stand in for those claimed."""
     interpreted = device == "cpu" and candidate.kind == "triton"
     if candidate.kind == "cuda" and device == "cpu":
         raise UserError(str(candidate.folder), "a CUDA source cannot be built or run here", "use a GPU machine")
@@ -119,7 +135,12 @@ def needed_legs(name: str, device: str, *, backward: bool, timed: bool) -> tuple
 
 
 def run_gate(
-    target: Target, folder: Path, *, timed: bool = True, limit_s: float = LIMIT_S, emit: Callable[[str, str], None] | None = None
+    target: Target,
+    folder: Path,
+    *,
+    timed: bool = True,
+    limit_s: float = LIMIT_S,
+    emit: Callable[[str, str], None] | None = None,
 ) -> tuple[CandidateGate, str]:
     """Run all legs in a child process.
 
@@ -136,10 +157,16 @@ def run_gate(
     build.mkdir()
     legs = [leg for leg in LEGS if timed or leg != "time"]
     job = {
-        "folder": str(target.candidate.folder.resolve()) if target.candidate else "", "operator": target.operator, "device": target.device,
-        "interpreted": target.interpreted, "dtypes": target.dtypes, "shapes": target.shapes, "build_folder": str(build), "legs": legs,
+        "folder": str(target.candidate.folder.resolve()) if target.candidate else "",
+        "operator": target.operator,
+        "device": target.device,
+        "interpreted": target.interpreted,
+        "dtypes": target.dtypes,
+        "shapes": target.shapes,
+        "build_folder": str(build),
+        "legs": legs,
         "events": str(folder / "legs.jsonl"),
-    }  # fmt: skip
+    }
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     death = watch(folder, target.interpreted, limit_s, emit or (lambda leg, text: None))
     outcomes = read_outcomes(folder, death)
@@ -150,12 +177,20 @@ def run_gate(
 
 def watch(folder: Path, interpreted: bool, limit_s: float, emit: Callable[[str, str], None]) -> str | None:
     """Run the child to its end. Returns how it died, or None."""
-    env = {**os.environ, "TRITON_INTERPRET": "1" if interpreted else "0", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {
+        **os.environ,
+        "TRITON_INTERPRET": "1" if interpreted else "0",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     with (folder / "log.txt").open("wb") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "samebits.tools.gate.candidate.child", str(folder / "job.json")], stdout=log, stderr=log, env=env,
+            [sys.executable, "-m", "samebits.tools.gate.candidate.child", str(folder / "job.json")],
+            stdout=log,
+            stderr=log,
+            env=env,
             start_new_session=True,
-        )  # fmt: skip
+        )
         told, since = 0, time.monotonic()
         try:
             while child.poll() is None:
@@ -173,15 +208,17 @@ def watch(folder: Path, interpreted: bool, limit_s: float, emit: Callable[[str, 
     if any(event.get("event") == "done" for event in read_events(folder)):
         return None
     code = child.returncode
-    return f"the process died: {signal.Signals(-code).name}" if code < 0 else f"the process ended early with exit code {code}"
+    return (
+        f"the process died: {signal.Signals(-code).name}"
+        if code < 0
+        else f"the process ended early with exit code {code}"
+    )
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
     """End the child and everything it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     child.wait()
 
 
@@ -198,7 +235,7 @@ def read_outcomes(folder: Path, death: str | None) -> dict[str, tuple[Green | Re
     """Outcome and seconds by leg; a death is red for the leg that had begun."""
     found: dict[str, tuple[Green | Red | NotRun, float]] = {}
     begun = LEGS[0]
-    kinds = {"green": Green, "red": Red, "not_run": NotRun}
+    kinds: dict[str, type[Green] | type[Red] | type[NotRun]] = {"green": Green, "red": Red, "not_run": NotRun}
     for event in read_events(folder):
         if event.get("event") == "start":
             begun = event["leg"]
@@ -217,15 +254,28 @@ def report(target: Target, outcomes: dict[str, tuple[Green | Red | NotRun, float
     legs = []
     red = next((leg for leg in LEGS if leg in outcomes and outcomes[leg][0].status == "red"), None)
     for name in LEGS:
-        reason = f"stopped at the red leg {red}" if red else "switched off" if name == "time" and not timed else "the run ended before it"
+        reason = (
+            f"stopped at the red leg {red}"
+            if red
+            else "switched off"
+            if name == "time" and not timed
+            else "the run ended before it"
+        )
         outcome, seconds = outcomes.get(name, (NotRun(reason=reason), 0.0))
         legs.append(Leg(name=name, mandatory=name in target.mandatory, seconds=seconds, outcome=outcome))
-    missing = [leg.name for leg in legs if leg.mandatory and leg.outcome.status != "green"]
+    missing: list[str] = [leg.name for leg in legs if leg.mandatory and leg.outcome.status != "green"]
     missing += [f"all on {device}" for device in target.elsewhere]
     verdict = Stopped(leg=red) if red else Incomplete(missing=tuple(missing)) if missing else Passed()
     candidate = target.candidate
     return CandidateGate(
-        candidate=candidate.name if candidate else f"samebits {target.operator}", operator=target.operator,
-        digest=candidate.digest if candidate else "library", contract_version=CONTRACT_VERSION, device=target.device,
-        interpreted=target.interpreted, dtypes=target.dtypes, shapes=target.shapes, legs=tuple(legs), verdict=verdict,
-    )  # fmt: skip
+        candidate=candidate.name if candidate else f"samebits {target.operator}",
+        operator=target.operator,
+        digest=candidate.digest if candidate else "library",
+        contract_version=CONTRACT_VERSION,
+        device=target.device,
+        interpreted=target.interpreted,
+        dtypes=target.dtypes,
+        shapes=target.shapes,
+        legs=tuple(legs),
+        verdict=verdict,
+    )

@@ -19,11 +19,16 @@ def run_build(request: BuildRequest, job: Job) -> Result:
     """Carry out a build request.
 
     Raises:
-        UserError: neither a candidate folder nor an operator, a candidate.toml that cannot be used, a device that is not here.
+        UserError: neither a candidate folder nor an operator, a candidate.toml that cannot be used, a device that is
+        not here.
     """
     target = target_of(request.candidate, request.device)
-    job.emit("open", f"{request.candidate}: operator {target.operator} on {target.device}, dtypes {', '.join(target.dtypes)}")
-    report, log = run_gate(target, job.new("candidate-work"), timed=request.timing, emit=lambda leg, text: job.emit(leg, text))
+    job.emit(
+        "open", f"{request.candidate}: operator {target.operator} on {target.device}, dtypes {', '.join(target.dtypes)}"
+    )
+    report, log = run_gate(
+        target, job.new("candidate-work"), timed=request.timing, emit=lambda leg, text: job.emit(leg, text)
+    )
     folder = job.new("candidate-gate")
     artifact.write(folder, report.model_copy(update={"environment": fingerprint.environment()}), texts={"log.txt": log})
     return result_of(report, folder.name)
@@ -35,21 +40,54 @@ def result_of(report: CandidateGate, name: str) -> Result:
     ids = {"candidate_gate": name}
     verdict = report.verdict
     if verdict.kind == "passed":
-        text, following = f"{report.candidate}: every leg it needs is green.", "propose_change with this candidate folder"
+        text, following = (
+            f"{report.candidate}: every leg it needs is green.",
+            "propose_change with this candidate folder",
+        )
         return Result(verdict="done", summary=text, ids=ids, rows=rows, total=len(rows), next=following)
     if verdict.kind == "stopped":
         outcome = next(leg.outcome for leg in report.legs if leg.name == verdict.leg)
         assert outcome.status == "red"
         first = outcome.first
-        detail = "" if first is None else f" First: output {first.output} {list(first.index)}: {first.got}, expected {first.expected}."
+        detail = (
+            ""
+            if first is None
+            else f" First: output {first.output} {list(first.index)}: {first.got}, expected {first.expected}."
+        )
         text = f"{report.candidate}: leg '{verdict.leg}' is red: {outcome.what}.{detail}"
-        return Result(verdict="differs", summary=text, ids=ids, rows=rows, total=len(rows), next="mend the candidate and build again")
+        return Result(
+            verdict="differs",
+            summary=text,
+            ids=ids,
+            rows=rows,
+            total=len(rows),
+            next="mend the candidate and build again",
+        )
     text = f"{report.candidate}: nothing is red, but not run here: {', '.join(verdict.missing)}. That is not a pass."
-    return Result(verdict="unjudged", summary=text, ids=ids, rows=rows, total=len(rows), next="build on a machine with the claimed device")
+    return Result(
+        verdict="unjudged",
+        summary=text,
+        ids=ids,
+        rows=rows,
+        total=len(rows),
+        next="build on a machine with the claimed device",
+    )
 
 
 def row_of(leg: Leg) -> dict[str, Cell]:
     """One leg as a row of the answer."""
     outcome = leg.outcome
-    text = outcome.evidence if outcome.status == "green" else outcome.what if outcome.status == "red" else f"not run: {outcome.reason}"
-    return {"leg": leg.name, "outcome": outcome.status, "mandatory": leg.mandatory, "seconds": round(leg.seconds, 2), "detail": text}
+    text = (
+        outcome.evidence
+        if outcome.status == "green"
+        else outcome.what
+        if outcome.status == "red"
+        else f"not run: {outcome.reason}"
+    )
+    return {
+        "leg": leg.name,
+        "outcome": outcome.status,
+        "mandatory": leg.mandatory,
+        "seconds": round(leg.seconds, 2),
+        "detail": text,
+    }

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from samebits.tools.gate.candidate.runner import run_gate, target_of
 from samebits.tools.gate.candidate.verb import run_build
 from samebits.tools.job.job import Job
@@ -40,7 +41,12 @@ def blocks(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines):
-        if line.startswith("```") and number >= 2 and lines[number - 2].endswith(":") and lines[number - 2].startswith("`"):
+        if (
+            line.startswith("```")
+            and number >= 2
+            and lines[number - 2].endswith(":")
+            and lines[number - 2].startswith("`")
+        ):
             end = lines.index("```", number + 1)
             found[lines[number - 2].strip("`:")] = "\n".join(lines[number + 1 : end]) + "\n"
     return found

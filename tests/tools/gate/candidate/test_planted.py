@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import get_args
 
 import pytest
+
 from samebits.tools.gate.candidate.runner import run_gate, target_of
 from samebits.tools.schema.artifacts.candidate_gate import LegName
 
@@ -15,7 +16,8 @@ from samebits.tools.schema.artifacts.candidate_gate import LegName
 def load_planted() -> ModuleType:
     """planted.py beside this file; tests/ is no package."""
     spec = importlib.util.spec_from_file_location("samebits_planted", Path(__file__).parent / "planted.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     import sys
 

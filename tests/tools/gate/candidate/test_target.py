@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from samebits.kernels.candidate import describe
 from samebits.tools.gate.candidate.runner import report, run_gate, target_of
 from samebits.tools.gate.candidate.verb import result_of
@@ -42,7 +43,7 @@ def edited(folder: Path, old: str, new: str) -> Path:
 )
 def test_a_candidate_toml_that_cannot_be_used_is_refused(old: str, new: str, says: str, tmp_path: Path) -> None:
     folder = edited(tmp_path / "candidate", old, new)
-    with pytest.raises(UserError, match="candidate.toml") as error:
+    with pytest.raises(UserError, match=r"candidate\.toml") as error:
         target_of(str(folder))
     assert says in str(error.value)
 
@@ -58,7 +59,7 @@ def test_a_source_that_is_a_link_out_of_the_folder_is_refused(tmp_path: Path) ->
 
 
 def test_neither_folder_nor_operator_is_refused_with_the_known_operators() -> None:
-    with pytest.raises(UserError, match="embedding.*rms_norm"):
+    with pytest.raises(UserError, match=r"embedding.*rms_norm"):
         target_of("no-such-thing")
 
 

@@ -1,4 +1,6 @@
-"""A candidate for rms_norm in plain PyTorch that keeps the contract for float32 rows of 60: units of 4, 16 lanes, one pass."""
+"""A candidate for rms_norm in plain PyTorch that keeps the contract for float32 rows of 60: units of 4, 16 lanes, one
+pass.
+"""
 
 import torch
 
