@@ -21,7 +21,7 @@ venv:  ## the virtual environment alone
 	@$(PYTHON) scripts/bootstrap.py --venv "$(VENV)" $(if $(GPU),--gpu)
 
 demo: venv  ## the whole story on a tiny model, from a gap to exact zero (GPU=1 on a GPU machine)
-	@$(VENV)/bin/samebits demo $(if $(GPU),--device cuda) $(ARGS)
+	@$(VENV)/bin/samebits demo $(if $(GPU),--gpu) $(ARGS)
 
 test: venv  ## every test that is not slow
 	@$(PYTEST) -m "not slow" $(ARGS)

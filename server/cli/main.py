@@ -177,12 +177,14 @@ def build(
 @app.command()
 def demo(
     device: Device = "auto",
+    gpu: Annotated[bool, typer.Option("--gpu", help="The same as --device cuda.")] = False,
     family: Annotated[str, typer.Option(help="qwen3 or llama.")] = "qwen3",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """The whole story on a tiny model against real vLLM, each number live."""
-    execute(DemoRequest.model_validate({"device": device, "family": family}), out, as_json)
+    request = DemoRequest.model_validate({"device": "cuda" if gpu else device, "family": family})
+    execute(request, out, as_json)
 
 
 app.command()(serve.serve)
