@@ -87,3 +87,46 @@ def plant(fault: Fault, folder: Path) -> Path:
     toml = (GOOD / "candidate.toml").read_text(encoding="utf-8")
     (folder / "candidate.toml").write_text(toml + fault.claims, encoding="utf-8")
     return folder
+
+
+ATTENTION_TOML = """operator = "attention"
+kind = "pytorch"
+devices = ["cpu"]
+dtypes = ["float16"]
+shapes = [{ heads = 2, key_heads = 1, head = 64, page = 16 }]
+"""
+ATTENTION_KERNEL = """import torch
+from samebits.kernels.ops.attention.contract import contract
+
+
+def run(**args):
+    out = contract(**args)
+    lengths = args["cu_seqlens_q"].diff()
+    cached = args["seq_lens"] - lengths
+    page = args["k_cache"].shape[1]
+    for start, length, before in zip(args["cu_seqlens_q"].tolist(), lengths.tolist(), cached.tolist()):
+        if length > 1 and before > 0 and before % page == 0:
+            rows = out[start : start + length]
+            out[start : start + length] = torch.nextafter(rows, rows + 1)
+    return out
+"""
+"""Another kernel for chunks behind whole cached pages: every path by itself is right to half an ulp, and the paths differ."""
+
+SYNCHRONISES = ("    total = total_of(s)\n", "    total = total_of(s)\n    float(total.sum())\n")
+"""Reads a number back from the device, which a CUDA graph cannot capture."""
+
+
+def plant_attention(folder: Path) -> Path:
+    """The attention candidate whose cached prefixes take another kernel."""
+    folder.mkdir()
+    (folder / "candidate.toml").write_text(ATTENTION_TOML, encoding="utf-8")
+    (folder / "kernel.py").write_text(ATTENTION_KERNEL, encoding="utf-8")
+    return folder
+
+
+def plant_synchronising(folder: Path) -> Path:
+    """The good candidate on CUDA, with a synchronisation."""
+    plant(Fault("graphs", *SYNCHRONISES, "captured"), folder)
+    toml = folder / "candidate.toml"
+    toml.write_text(toml.read_text(encoding="utf-8").replace('["cpu"]', '["cuda"]'), encoding="utf-8")
+    return folder

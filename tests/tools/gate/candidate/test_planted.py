@@ -47,8 +47,26 @@ def test_a_planted_fault_turns_its_leg_alone_red(name: str, tmp_path: Path) -> N
 
 def test_every_leg_that_runs_on_this_machine_has_a_planted_fault() -> None:
     planted = {fault.leg for fault in PLANTED.FAULTS.values()}
-    elsewhere = {"paths", "graphs"}  # attention alone has paths; CUDA graphs need a GPU
-    assert planted | elsewhere == set(LEGS)
+    own_tests = {"paths", "graphs"}  # below: attention alone has paths; CUDA graphs need a GPU
+    assert planted | own_tests == set(LEGS)
+
+
+def test_attention_that_takes_another_kernel_behind_cached_pages_turns_paths_alone_red(tmp_path: Path) -> None:
+    report, log = run_gate(target_of(str(PLANTED.plant_attention(tmp_path / "candidate"))), tmp_path / "run")
+    outcomes = {leg.name: leg.outcome for leg in report.legs}
+    assert report.verdict.kind == "stopped", log
+    assert report.verdict.leg == "paths", outcomes[report.verdict.leg]
+    assert "behind 16 cached tokens: row 16 has other bits than in the call 'prefill'" in outcomes["paths"].what
+    assert {outcomes[leg].status for leg in LEGS[: LEGS.index("paths")]} == {"green"}
+
+
+@pytest.mark.gpu
+def test_a_candidate_that_synchronises_turns_graphs_alone_red(tmp_path: Path) -> None:
+    report, log = run_gate(target_of(str(PLANTED.plant_synchronising(tmp_path / "candidate"))), tmp_path / "run")
+    outcomes = {leg.name: leg.outcome for leg in report.legs}
+    assert report.verdict.kind == "stopped", log
+    assert report.verdict.leg == "graphs", outcomes[report.verdict.leg]
+    assert {outcomes[leg].status for leg in LEGS[: LEGS.index("graphs")] if leg != "paths"} == {"green"}
 
 
 def test_the_good_candidate_passes_every_leg_it_needs(tmp_path: Path) -> None:
