@@ -79,8 +79,10 @@ def _reason(outcome: Outcome, running: Running) -> str:
 def show_result(result: Result) -> None:
     """Verdict, summary and table on stdout."""
     console = Console(soft_wrap=True)
+    *summary, last = result.summary.split("\n")
+    closing = last if last.startswith("verdict:") else ""
     console.print(f"{result.verdict}: ", style=STYLE[result.verdict], end="")
-    console.print(result.summary, markup=False, highlight=False)
+    console.print("\n".join(summary if closing else [*summary, last]), markup=False, highlight=False)
     if result.rows:
         table = Table(box=None, pad_edge=False)
         for name in result.rows[0]:
@@ -94,6 +96,8 @@ def show_result(result: Result) -> None:
         console.print(f"{name}: {path}", markup=False, highlight=False)
     if result.next:
         console.print(f"next: {result.next}", style="bold", markup=False, highlight=False)
+    if closing:
+        console.print(closing, style=STYLE[result.verdict], markup=False, highlight=False)
 
 
 def _cell(value: Cell) -> str:

@@ -94,7 +94,8 @@ def find_planted_ulp(job: Job, experiment: Experiment, rollout: Path) -> Planted
         target = outputs[len(outputs) // 2]
         data = rollout_store.read(rollout)
         sequence = max(range(len(data.sequences)), key=lambda i: len(data.sequences[i].tokens))
-        flip = Flip(site=target.site, sequence=sequence, position=1, column=0)
+        position = len(data.sequences[sequence].prompt) - 1
+        flip = Flip(site=target.site, sequence=sequence, position=position, column=0)
         planted = asker.score("trainer", "planted", CapturePlan(), (flip,))
     own, other = clean.taps, planted.taps
     pairs = [Pair(rollout=tap.site, trainer=tap.site, columns=None, wider="neither", by="place") for tap in own.rowed]
@@ -102,8 +103,8 @@ def find_planted_ulp(job: Job, experiment: Experiment, rollout: Path) -> Planted
     first = str(differing[0].pair.trainer) if differing else "nothing"
     moved = stats(clean.logprob_N, planted.logprob_N, data.valid_N)
     # A tap records the value before an edit, so the first site that shows it is the first that reads the flipped
-    # output.
-    found = bool(differing) and moved.nonzero > 0 and own.tap(first).order >= target.order
-    return Planted(
-        found, f"planted in {target.site} (sequence {sequence}, position 1); first differing site: {first}", moved
-    )
+    # output. Whether one ulp reaches a logprob depends on the roundings after it; the digests must see it either way.
+    after = [tap.order for tap in own.rowed if tap.order > target.order]
+    found = bool(differing) and own.tap(first).order == min(after, default=-1) and differing[0].differing == 1
+    place = f"sequence {sequence}, position {position}"
+    return Planted(found, f"planted in {target.site} ({place}); the first differing row is there, read by {first}", moved)

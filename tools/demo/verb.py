@@ -163,7 +163,7 @@ def _work_list(story: Story, experiment: Experiment) -> tuple[DivergenceManifest
         else f"{found.unexplained.nonzero} tokens stay unexplained"
     )
     story.tell(
-        "those switched off: the operators that differ between the sides",
+        "with that switched off: the operators that differ between the sides",
         f"{len(found.work)} on the list ({kinds}), each proven by putting it right; {left}",
         found.gap,
     )
