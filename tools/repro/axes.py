@@ -39,6 +39,12 @@ NAMES = {
     "V": "vocabulary", "P": "parts", "U": "updates",
 }  # fmt: skip
 
+ONLY_SELECT: Mapping[str, str] = {
+    "norm": "T", "rotary": "TQ", "linear": "TN", "attention": "GT", "activation": "TF", "router": "T", "experts": "T",
+    "embedding": "TH", "logprob": "T", "residual": "TH", "reduce": "TH",
+}  # fmt: skip
+"""Axes whose other indices do not enter an output element: what is kept must keep its bits."""
+
 
 def size(seen: Observation, letter: str) -> int:
     """Length of an axis."""
@@ -62,6 +68,16 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(
         {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     )
+
+
+def kept(seen: Observation, letter: str, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """What both outputs were on these indices; None: the axis changes the values."""
+    if letter not in ONLY_SELECT[seen.kind]:
+        return None
+    ratio = seen["q"].shape[1] // seen["k"].shape[1] if letter == "G" else 1
+    dim = SHAPES[seen.kind]["out"].index("Q" if letter == "G" else letter)
+    first, length = start * ratio, count * ratio
+    return seen.rollout.narrow(dim, first, length), seen.trainer.narrow(dim, first, length)
 
 
 def per_index(hit: torch.Tensor, dim: int) -> torch.Tensor:

@@ -105,6 +105,8 @@ def vllm_cpu_attention(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str,
     q, k, v = (inputs[name].contiguous() for name in ("q", "k", "v"))
     (rows, heads, dim), (keys, groups, _) = q.shape, k.shape
     block, isa = 128, str(scalars.get("isa", "vec"))
+    if isa == "amx" and not torch.cpu._init_amx():  # asks the kernel for the tile registers; without it: SIGILL
+        raise RuntimeError("this machine has no AMX")
     blocks = -(-keys // block)
     pool = torch.zeros(blocks, groups, block, 2 * dim, dtype=q.dtype).view(blocks, groups, 2 * block, dim)
     key_cache, value_cache = pool.chunk(2, dim=2)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from samebits.tools.diff.causes.fingerprint import marks
+from samebits.tools.diff.causes.observation import same_bits
 from samebits.tools.repro import axes
 
 if TYPE_CHECKING:
@@ -36,12 +37,13 @@ class Shrunk:
         return ", ".join(moved) or "nothing to shrink"
 
 
-def shrink(seen: Observation, rerun: Rerun) -> Shrunk:
+def shrink(seen: Observation, rerun: Rerun, *, by_batch: bool = False) -> Shrunk:
     """Axis by axis, to the smallest power-of-two window that still differs, until nothing moves any more.
 
     Args:
         seen: an operator whose outputs differ.
         rerun: computes both outputs anew on smaller inputs.
+        by_batch: the bits follow the batch, so what is kept need not keep its bits.
     """
     letters = [letter for letter in axes.SHRINK.get(seen.kind, "") if exists(seen, letter)]
     result = Shrunk(seen, {letter: axes.size(seen, letter) for letter in letters}, {}, 0)
@@ -50,7 +52,7 @@ def shrink(seen: Observation, rerun: Rerun) -> Shrunk:
     while moving:
         moving = False
         for letter in letters:
-            smaller = along(result, letter, rerun, most)
+            smaller = along(result, letter, rerun, most, by_batch)
             if smaller is not None:
                 result.seen, moving = smaller, True
     result.after = {letter: axes.size(result.seen, letter) for letter in letters}
@@ -62,7 +64,7 @@ def exists(seen: Observation, letter: str) -> bool:
     return any(letter in letters and seen.has(role) for role, letters in axes.SHAPES[seen.kind].items())
 
 
-def along(result: Shrunk, letter: str, rerun: Rerun, most: float) -> Observation | None:
+def along(result: Shrunk, letter: str, rerun: Rerun, most: float, by_batch: bool) -> Observation | None:
     """The smallest window of one axis with which the sides still differ."""
     seen = result.seen
     for start, count in windows(seen, letter):
@@ -74,6 +76,9 @@ def along(result: Shrunk, letter: str, rerun: Rerun, most: float) -> Observation
         except (RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError):
             continue  # a shape this operator does not take
         result.runs += 1
+        before = None if by_batch else axes.kept(seen, letter, start, count)
+        if before and not (same_bits(again.rollout, before[0]) and same_bits(again.trainer, before[1])):
+            continue  # another kernel is chosen for this size: its difference would be another one
         found = marks(again.rollout, again.trainer)
         if found.differing and found.max_abs <= most:
             return again

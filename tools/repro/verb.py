@@ -43,7 +43,8 @@ def run_minimize(request: MinimizeRequest, job: Job) -> Result:
     job.emit("operators", "looking for the code that gives each side's bits")
     ours, theirs = (chosen(role, *sides.find(seen, kept, role)) for role in ("rollout", "trainer"))
     job.emit("shrink", "making it smaller while the sides differ")
-    small = shrink(seen, lambda cut: sides.both(cut, ours, theirs))
+    by_batch = item.cause.name == "order_batch"
+    small = shrink(seen, lambda cut: sides.both(cut, ours, theirs), by_batch=by_batch)
     job.emit("write", small.line())
     title = f"{item.kind} {item.between}: rollout and trainer differ"
     made = write(job, source, request.operator, item, title, small, ours, theirs)
