@@ -65,5 +65,6 @@ def cases(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -
         half = shape["k"] // 2
         cancel["weight"][:, half : 2 * half] = -cancel["weight"][:, :half]
         cancel["x"][:, half : 2 * half] = cancel["x"][:, :half]
-        found.append(Case("sums that cancel", cancel))
+        # Exactly zero in float64: a relative error means nothing, only the bits count.
+        found.append(Case("sums that cancel", cancel, finite=False))
     return found
