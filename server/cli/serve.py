@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 Roots = Annotated[
     list[Path] | None,
@@ -33,9 +37,18 @@ def serve(
     project = Path(os.environ.get("CLAUDE_PROJECT_DIR") or Path.cwd())
     allowed = Allowed.of(tuple(roots or ()) or (project,))
     os.chdir(allowed.project)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, leave)
     server = make_server(
         allowed, python=str(Path(worker_python).absolute()) if worker_python else "", read_only=read_only
     )
     gc.freeze()
     gc.enable()
     server.run()
+
+
+def leave(number: int, _: FrameType | None) -> None:
+    """End at once: a thread of the protocol blocks in reading standard input, and no exception would get past it.
+    Nothing is lost: wardens end their workers when this process is gone, and the jobs are found as interrupted.
+    """
+    os._exit(128 + number)

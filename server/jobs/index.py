@@ -72,13 +72,22 @@ class Index:
         return self.root / job
 
     def add(self, job: str, kind: str) -> None:
-        """A queued job of this process."""
-        self._insert(Row(job, kind, "queued", time.time(), None, None, os.getpid(), start_of(os.getpid())))
+        """A queued job of this process.
+
+        Raises:
+            UserError: it cannot be written down.
+        """
+        try:
+            self._insert(Row(job, kind, "queued", time.time(), None, None, os.getpid(), start_of(os.getpid())))
+        except sqlite3.OperationalError as error:
+            raise UserError(str(self.root / FILE), str(error), "make room on the disk (`samebits gc`)") from error
 
     def set_state(self, job: str, state: State) -> None:
         """Note a change, with its time."""
         stamp = "ended" if state in job_folder.ENDED else "started"
-        self.connection.execute(f"UPDATE jobs SET state = ?, {stamp} = ? WHERE id = ?", (state, time.time(), job))
+        # The folder is the truth: a list that cannot be written (a full disk) must not end the server.
+        with suppress(sqlite3.OperationalError):
+            self.connection.execute(f"UPDATE jobs SET state = ?, {stamp} = ? WHERE id = ?", (state, time.time(), job))
 
     def get(self, job: str) -> Row | None:
         """One job, its state brought up to date."""
@@ -138,6 +147,9 @@ class Index:
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
     try:
+        connection.execute(
+            "PRAGMA synchronous = OFF"
+        )  # what a crash of the machine costs is made again from the folders
         connection.execute(SCHEMA)
     except sqlite3.DatabaseError:
         connection.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,11 @@ class Pool:
         folder = launch.new_folder(self.index.root, request.kind)
         launch.prepare(request, folder)
         pool = experiment.pool if (experiment := getattr(request, "experiment", None)) is not None else None
-        self.index.add(folder.name, request.kind)
+        try:
+            self.index.add(folder.name, request.kind)
+        except UserError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         self.entries[folder.name] = Entry(
             folder.name,
             folder,

@@ -1,0 +1,151 @@
+"""What holds when the owner, the warden or the worker goes: nothing of the job is left, and its folder says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samebits.server.jobs import folder as job_folder
+from samebits.server.jobs import launch
+from samebits.server.jobs.index import Index
+from samebits.server.jobs.sweep import orphans, sweep
+from samebits.tools.schema.requests import MeasureRequest
+
+Asked = Callable[..., MeasureRequest]
+START = {
+    "protocolVersion": "2025-11-25",
+    "capabilities": {},
+    "clientInfo": {"name": "test", "version": "1"},
+}
+
+
+class Serving:
+    """A `samebits serve` process spoken to in raw lines, so that it can be killed in mid-call."""
+
+    def __init__(self, project: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "samebits.server.cli.main", "serve"],
+            cwd=project,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self.say("initialize", START, id=1)
+        assert self.process.stdout is not None
+        assert b'"serverInfo"' in self.process.stdout.readline()
+        self.say("notifications/initialized", {})
+
+    def say(self, method: str, params: dict[str, Any], **more: Any) -> None:
+        assert self.process.stdin is not None
+        line = json.dumps({"jsonrpc": "2.0", "method": method, "params": params} | more)
+        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def measure(self, do: str) -> None:
+        overrides = [f"rollout.engine.do={do}", "rollout.engine.value=600"]
+        self.say("tools/call", {"name": "measure_gap", "arguments": {"overrides": overrides}}, id=2)
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+
+def close_input(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("ending", "do"),
+    [
+        (subprocess.Popen.terminate, "daemon"),
+        (subprocess.Popen.kill, "daemon"),
+        (subprocess.Popen.kill, "hang"),
+        (close_input, "daemon"),
+    ],
+    ids=["TERM", "KILL", "KILL-in-native-code", "closed-stdin"],
+)
+def test_a_server_that_ends_in_mid_job_leaves_no_orphan_and_no_lost_job(
+    ending: Callable[[subprocess.Popen[bytes]], None], do: str, project: Path, strays: Any, eventually: Any
+) -> None:
+    serving, jobs = Serving(project), project / ".samebits" / "jobs"
+    try:
+        serving.measure(do)
+        eventually(lambda: list(jobs.glob("*/events.jsonl")))
+        if do == "daemon":
+            eventually(lambda: list(jobs.glob("*/daemon")))
+        assert strays()
+        ending(serving.process)
+        serving.process.wait(40)
+        eventually(lambda: not strays(), 30)
+    finally:
+        serving.end()
+    assert [row.state for row in Index(jobs).rows()] == ["interrupted"]
+    assert json.loads(next(jobs.glob("*/ended.json")).read_text())["how"] == "owner_gone"
+
+
+def test_a_server_that_ends_with_a_queue_leaves_every_job_listed(project: Path, strays: Any, eventually: Any) -> None:
+    serving, jobs = Serving(project), project / ".samebits" / "jobs"
+    try:
+        for _ in range(3):
+            serving.measure("sleep")
+        eventually(lambda: len(list(jobs.glob("*/request.json"))) == 3 and list(jobs.glob("*/events.jsonl")))
+        serving.process.kill()
+        eventually(lambda: not strays(), 30)
+    finally:
+        serving.end()
+    assert [row.state for row in Index(jobs).rows()] == ["interrupted"] * 3
+
+
+def test_a_killed_warden_takes_its_worker_along_and_the_sweep_takes_the_rest(
+    asked: Asked, tmp_path: Path, strays: Any, eventually: Any
+) -> None:
+    folder = tmp_path / "jobs" / "one"
+    running = launch.start(asked("daemon"), folder, python=asked("daemon").experiment.pool.worker_python)
+    eventually(lambda: (folder / "daemon").exists() and (folder / "daemon").read_text())
+    assert orphans(tmp_path / "jobs") == [], "a watched job has no orphans"
+    pids = json.loads((folder / "worker.json").read_text())
+    os.kill(pids["warden"], signal.SIGKILL)
+    eventually(lambda: running.outcome() is not None)
+    outcome = running.outcome()
+    assert outcome is not None
+    assert "warden was killed" in outcome.message  # type: ignore[union-attr]
+    eventually(lambda: strays() == [int((folder / "daemon").read_text())])
+    assert sweep(tmp_path / "jobs") == [int((folder / "daemon").read_text())]
+    eventually(lambda: not strays())
+
+
+def test_the_command_lines_own_job_ends_with_it_too(project: Path, strays: Any, eventually: Any) -> None:
+    command = [sys.executable, "-m", "samebits.server.cli.main", "measure", "--set", "rollout.engine.do=daemon"]
+    process = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL)
+    jobs = project / ".samebits" / "jobs"
+    eventually(lambda: list(jobs.glob("*/daemon")))
+    index = Index(jobs)
+    assert [row.state for row in index.rows()] == ["running"], "it is on the list though no server began it"
+    process.kill()
+    process.wait()
+    eventually(lambda: not strays())
+    assert [row.state for row in index.rows()] == ["interrupted"]
+
+
+def test_a_cancel_mark_ends_a_job_whoever_runs_it(asked: Asked, tmp_path: Path, strays: Any, eventually: Any) -> None:
+    folder = tmp_path / "jobs" / "one"
+    running = launch.start(asked("sleep", 600), folder, python=asked("sleep").experiment.pool.worker_python)
+    eventually(lambda: (folder / "events.jsonl").exists())
+    assert strays()
+    job_folder.mark_cancelled(folder)
+    eventually(lambda: running.outcome() is not None)
+    assert running.outcome().state == "cancelled"  # type: ignore[union-attr]
