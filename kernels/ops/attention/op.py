@@ -65,4 +65,7 @@ def attention(
     already in the cache.
     max_query_len and max_seq_len are upper bounds known on the host. Returns [T, H, D] in the dtype of q.
     """
-    return attention_op(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, max_query_len, max_seq_len, scale)
+    out: Tensor = attention_op(
+        q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, max_query_len, max_seq_len, scale
+    )
+    return out

@@ -52,15 +52,14 @@ def contract_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v: plain PyTorch in float32, each sequence recomputed; the same from run to run."""
-    grads = tuple(torch.zeros_like(t) for t in (q, k, v))
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     bounds = cu_seqlens.tolist()
     for a, b in pairwise(bounds):
         if a < b:
-            for whole, part in zip(
-                grads, _sequence_backward(*(t[a:b].float() for t in (grad, q, k, v)), scale), strict=True
-            ):
+            found = _sequence_backward(grad[a:b].float(), q[a:b].float(), k[a:b].float(), v[a:b].float(), scale)
+            for whole, part in zip((dq, dk, dv), found, strict=True):
                 whole[a:b] = part.to(whole.dtype)
-    return grads
+    return dq, dk, dv
 
 
 def _sequence_backward(

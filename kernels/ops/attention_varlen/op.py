@@ -69,4 +69,5 @@ def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_se
     q [T, H, D], k, v [T, G, D], heads side by side; cu_seqlens [B + 1] int32 starts at 0 and ends at T; max_seq_len
     bounds the lengths.
     """
-    return attention_varlen_op(q, k, v, cu_seqlens, max_seq_len, scale)
+    out: Tensor = attention_varlen_op(q, k, v, cu_seqlens, max_seq_len, scale)
+    return out

@@ -15,10 +15,9 @@ def replaced(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: i
     parts = []
     for a, b in pairwise(bounds):
         if a < b:
-            one = [t[a:b].transpose(0, 1)[None] for t in (q, k, v)]
-            parts.append(
-                functional.scaled_dot_product_attention(*one, is_causal=True, scale=scale, enable_gqa=True)[
-                    0
-                ].transpose(0, 1)
+            one_q, one_k, one_v = (t[a:b].transpose(0, 1)[None] for t in (q, k, v))
+            out = functional.scaled_dot_product_attention(
+                one_q, one_k, one_v, is_causal=True, scale=scale, enable_gqa=True
             )
+            parts.append(out[0].transpose(0, 1))
     return torch.cat(parts) if parts else q

@@ -69,7 +69,8 @@ def _nearest(N: int, K: int) -> str:
         n, k = map(int, name.split("x"))
         return abs(math.log(n / N)) + abs(math.log(k / K))
 
-    return min(table()["shapes"], key=distance)
+    shapes: dict[str, Any] = table()["shapes"]
+    return min(shapes, key=distance)
 
 
 @cache

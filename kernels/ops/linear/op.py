@@ -45,4 +45,5 @@ linear_op.register_autograd(_backward, setup_context=_save)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., K] times weight [N, K] transposed plus bias [N], by the contract in README.md: [..., N] in the dtype
     of x."""
-    return linear_op(x, weight, bias)
+    y: Tensor = linear_op(x, weight, bias)
+    return y
