@@ -61,6 +61,11 @@ class GuardedAllocations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.guard = guard
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's hook: False keeps torch.compile's machinery, which is slow to import, out of plain calls."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Allocate twice: once as asked, for the form, once guarded. Operators of others are entered with the mode
         still on.

@@ -16,6 +16,8 @@ class Fault:
     says: str
     """What the red leg must say."""
     claims: str = ""
+    slow: bool = False
+    """A second or third fault of the same leg."""
 
 
 RETURN = "    return y if residual is None else (y, s)\n"
@@ -23,11 +25,15 @@ FAULTS = {
     "does not import": Fault(
         "builds", "import torch\n", "import torch\nimport a_module_that_is_not_there\n", "a_module_that_is_not_there"
     ),
-    "does not parse": Fault("builds", "def run(x, weight", "def run(x,, weight", "SyntaxError"),
-    "gives another dtype": Fault("builds", RETURN, RETURN.replace("(y, s)", "(y.double(), s)"), "torch.float64"),
+    "does not parse": Fault("builds", "def run(x, weight", "def run(x,, weight", "SyntaxError", slow=True),
+    "gives another dtype": Fault(
+        "builds", RETURN, RETURN.replace("(y, s)", "(y.double(), s)"), "torch.float64", slow=True
+    ),
     "hangs": Fault("builds", "    total = total_of(s)\n", "    while True:\n        pass\n", "no answer within"),
     "crashes": Fault("builds", "    total = total_of(s)\n", "    import os\n    os.kill(os.getpid(), 11)\n", "SIGSEGV"),
-    "ends the process": Fault("builds", "    total = total_of(s)\n", "    import os\n    os._exit(0)\n", "ended early"),
+    "ends the process": Fault(
+        "builds", "    total = total_of(s)\n", "    import os\n    os._exit(0)\n", "ended early", slow=True
+    ),
     "adds in place": Fault(
         "contained", "else x + residual\n    total", "else x.add_(residual).clone()\n    total", "changes its input x"
     ),
@@ -42,9 +48,10 @@ FAULTS = {
         "    y = torch.where(torch.isnan(y), torch.nan, y)\n",
         "    z, y = y, torch.empty_like(y)\n    y[:, 1:] = z[:, 1:]\n",
         "never written",
+        slow=True,
     ),
     "returns its input": Fault(
-        "contained", RETURN, "    return y if residual is None else (y, x)\n", "view of the input x"
+        "contained", RETURN, "    return y if residual is None else (y, x)\n", "view of the input x", slow=True
     ),
     "squares in half precision": Fault("accuracy", "pad(s * s,", "pad(s.half().float() ** 2,", "above 1.05"),
     "sums in another order": Fault(
@@ -73,7 +80,11 @@ FAULTS = {
     ),
     "returns a transposed layout": Fault("compiled", RETURN, "    y = y.t().contiguous().t()\n" + RETURN, "strides"),
     "is slower than it claims": Fault(
-        "time", RETURN, "    import time\n    time.sleep(0.03)\n" + RETURN, "claims 0.500", "speed = 0.5\n"
+        "time",
+        RETURN,
+        "    import time\n    time.sleep(0.03 * (len(x) in (1, 64)))\n" + RETURN,
+        "claims 0.500",
+        "speed = 0.5\n",
     ),
 }
 
@@ -110,7 +121,7 @@ def run(**args):
             out[start : start + length] = torch.nextafter(rows, rows + 1)
     return out
 """
-"""Another kernel for chunks behind whole cached pages: every path by itself is right to half an ulp, and the paths differ."""
+"""Another kernel for chunks behind whole cached pages: each path by itself is right to an ulp, and the paths differ."""
 
 SYNCHRONISES = ("    total = total_of(s)\n", "    total = total_of(s)\n    float(total.sum())\n")
 """Reads a number back from the device, which a CUDA graph cannot capture."""

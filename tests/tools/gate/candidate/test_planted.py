@@ -30,11 +30,14 @@ PLANTED = load_planted()
 LEGS = get_args(LegName)
 
 
-@pytest.mark.parametrize("name", list(PLANTED.FAULTS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if fault.slow else []) for name, fault in PLANTED.FAULTS.items()],
+)
 def test_a_planted_fault_turns_its_leg_alone_red(name: str, tmp_path: Path) -> None:
     fault = PLANTED.FAULTS[name]
     candidate = PLANTED.plant(fault, tmp_path / "candidate")
-    report, log = run_gate(target_of(str(candidate)), tmp_path / "run", limit_s=12 if name == "hangs" else 120)
+    report, log = run_gate(target_of(str(candidate)), tmp_path / "run", limit_s=8 if name == "hangs" else 120)
     outcomes = {leg.name: leg.outcome for leg in report.legs}
     assert report.verdict.kind == "stopped", log
     assert report.verdict.leg == fault.leg, outcomes[report.verdict.leg]

@@ -22,7 +22,7 @@ def total_of(s):
 def run(x, weight, eps, residual=None):
     s = x.clone() if residual is None else x + residual
     total = total_of(s)
-    r = 1.0 / torch.sqrt((total / 60 + eps).double()).float()
+    r = 1.0 / torch.sqrt((total / total.new_full((), 60) + eps).double()).float()
     y = torch.empty_like(s)
     y[...] = s * r[:, None]
     y = y if weight is None else y * weight
