@@ -65,7 +65,7 @@ class Batch:
                 )
         if mask.is_floating_point() or mask.is_complex():
             raise UserError("mask", f"{mask.dtype}, not bool or integer: a weight is no mask", "pass mask.bool()")
-        if isinstance(weight_version, bool) or not isinstance(weight_version, int) or weight_version < 0:
+        if type(weight_version) is not int or weight_version < 0:
             raise UserError(f"weight_version = {weight_version!r}", "not a count from 0", "count the updates pushed")
         device = trainer_lp.device
         return cls(

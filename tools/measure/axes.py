@@ -4,40 +4,27 @@ effect.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from samebits.tools.measure import gap
 from samebits.tools.measure.sides import score_with
+from samebits.tools.measure.ways import Variant, always, company, path, some
 from samebits.tools.schema.artifacts.gap import Axis, GapStats, NotRun, Same, Varies
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.passes import How
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
     from typing import Any
 
     from samebits.tools.measure.sides import Role, Sides
     from samebits.tools.sides.protocol import RolloutData, Scores
 
-    Proof = Callable[[Scores, Scores], str]
 
 ON_REQUEST = ("eager_compiled",)
 """Axes that need a second engine: run only when asked for by name."""
 RESCORED = 256
 """Tokens rescored one by one in the prefill path; more are thinned by a stride."""
-
-
-@dataclass(slots=True, frozen=True)
-class Variant:
-    """Another way, compared with the plain way of the side."""
-
-    how: How
-    words: str
-    trigger: str
-    proof: Proof
-    """Given the plain scores and the variant's: "" when it took effect, else why not."""
 
 
 def names() -> tuple[str, ...]:
@@ -59,36 +46,12 @@ def chosen(asked: tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(name for name in names() if name in asked)
 
 
-def _always(_plain: Scores, _other: Scores) -> str:
-    return ""
-
-
-def _company(plain: Scores, other: Scores) -> str:
-    a, b = plain.facts.get("largest_batch"), other.facts.get("largest_batch")
-    return "" if a != b else f"the largest batch was {a} both times"
-
-
-def _some(fact: str, what: str) -> Proof:
-    def proof(_plain: Scores, other: Scores) -> str:
-        if fact not in other.facts:
-            return "this side has no such thing"
-        count = other.facts[fact]
-        return "" if isinstance(count, int | float) and count > 0 else f"{what}: {fact} is {count}"
-
-    return proof
-
-
-def _path(plain: Scores, other: Scores) -> str:
-    a, b = plain.facts.get("passes"), other.facts.get("passes")
-    return "" if a != b else f"both ways took {a} forward passes"
-
-
 def variants(role: Role, name: str, data: RolloutData, micro_batch: int) -> list[Variant]:
     """The ways that make up an axis; empty: the role has no such axis."""
     count = int(data.valid_N.numel())
     longest = max((len(sequence.prompt) for sequence in data.sequences), default=0)
     if name == "repeat":
-        return [Variant(How(), "the same call twice", "nothing was switched: a race, or state left behind", _always)]
+        return [Variant(How(), "the same call twice", "nothing was switched: a race, or state left behind", always)]
     if role == "trainer":
         if name != "micro_batch":
             return []
@@ -98,19 +61,19 @@ def variants(role: Role, name: str, data: RolloutData, micro_batch: int) -> list
                 How(concurrency=size),
                 f"micro batch {micro_batch} against {size}",
                 f"micro batch {size} instead of {micro_batch}",
-                _company,
+                company,
             )
             for size in sizes
         ]
     if name == "batch":
         return [
-            Variant(How(concurrency=1), "all in flight against each alone", "a batch of one", _company),
-            Variant(How(concurrency=3), "all in flight against three at a time", "three sequences in flight", _company),
+            Variant(How(concurrency=1), "all in flight against each alone", "a batch of one", company),
+            Variant(How(concurrency=3), "all in flight against three at a time", "three sequences in flight", company),
         ]
     if name == "decode_prefill":
         stride = max(1, -(-count // RESCORED))
         words = "decode against one prefill per token" + (f" (every {stride}th)" if stride > 1 else "")
-        return [Variant(How(path="prefill", stride=stride), words, "prefill in place of decode", _path)]
+        return [Variant(How(path="prefill", stride=stride), words, "prefill in place of decode", path)]
     if name == "chunked_prefill":
         # The budget is shared by all sequences in flight: one more than decode needs already cuts.
         chunk = max(16, len(data.sequences) + 1, longest // 3)
@@ -119,7 +82,7 @@ def variants(role: Role, name: str, data: RolloutData, micro_batch: int) -> list
                 How(chunk=chunk),
                 f"whole prefills against a budget of {chunk} tokens a step",
                 "chunked prefill",
-                _some("chunked_prefills", "no prefill was cut"),
+                some("chunked_prefills", "no prefill was cut"),
             )
         ]
     if name == "prefix_hit":
@@ -128,7 +91,7 @@ def variants(role: Role, name: str, data: RolloutData, micro_batch: int) -> list
                 How(warm_prefix=True),
                 "cold against warm prefix cache",
                 "prefix cache hits",
-                _some("prefix_hit_tokens", "no prompt holds a whole cached block"),
+                some("prefix_hit_tokens", "no prompt holds a whole cached block"),
             )
         ]
     return []

@@ -48,7 +48,7 @@ def check(sides: Sides, role: Role, rollout: Path, data: RolloutData, plain: Sco
             f"can be trusted",
         )
     before = artifact.read(folder / "capture", CaptureManifest)
-    tap = _first(before.taps)
+    tap = first_output(before.taps)
     if tap is None:
         return Evidence(
             False, f"{role}: no module output with token rows could be tapped, so a change could not be seen"
@@ -87,7 +87,7 @@ def both(trainer: Evidence, rollout: Evidence) -> Evidence:
     return Evidence(not failing, "; ".join(failing or [trainer.text, rollout.text]))
 
 
-def _first(taps: tuple[Tap, ...]) -> Tap | None:
+def first_output(taps: tuple[Tap, ...]) -> Tap | None:
     """The first output with token rows and a floating dtype."""
     outputs = [
         t for t in taps if t.site.port.startswith("out") and t.rowset is not None and t.rows > 0 and "float" in t.dtype

@@ -26,6 +26,8 @@ class How(Model):
     """Token budget of one engine step, so that long prefills are cut; None: the engine's own setting."""
     warm_prefix: bool = False
     """Send the prompts once before, so that the prefix cache hits; False: the cache is reset first."""
+    keep_cache: bool = False
+    """Leave the prefix cache as the last pass left it: stale after a push without reset (a negative control)."""
     stride: int = 1
     """Prefill path: rescore every stride-th sampled token only."""
 
@@ -109,6 +111,8 @@ class Push(Model):
     version: int
     repair: bool = True
     """Work round the known reload defects of the engine; each one found is reported."""
+    reset: bool = True
+    """Reset the prefix cache. False leaves prefixes of the old weights in it (a negative control)."""
 
 
 class Step(Model):

@@ -67,7 +67,8 @@ def carry_out(side: Side | None, command: Command) -> tuple[Side | None, Done]:
         (folder / f"{command.command}.json").write_text(view.model_dump_json(), encoding="utf-8")
         return side, Done()
     if isinstance(command, Push):
-        return side, Done(lines=tuple(side.push(Path(command.weights), command.version, command.repair)))
+        lines = side.push(Path(command.weights), command.version, command.repair, reset=command.reset)
+        return side, Done(lines=tuple(lines))
     if isinstance(command, Step):
         return side, Done(facts={**side.step(rollout_store.read(Path(command.rollout)), command)})
     raise AssertionError(command)

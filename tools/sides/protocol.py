@@ -94,7 +94,7 @@ class Side(ABC):
         """Columns of `passes.Readings`, float64 [N]. Only trainers have it."""
         raise NotImplementedError
 
-    def push(self, weights: Path, version: int, repair: bool) -> list[str]:
+    def push(self, weights: Path, version: int, repair: bool, *, reset: bool = True) -> list[str]:
         """Load weights into the live side, reset caches, say which reload defects were found and worked round."""
         raise NotImplementedError
 

@@ -136,7 +136,7 @@ class PythonSide(TorchSide):
         save_model(self.module, str(part))
         part.replace(path)
 
-    def push(self, weights: Path, version: int, repair: bool) -> list[str]:
+    def push(self, weights: Path, version: int, repair: bool, *, reset: bool = True) -> list[str]:
         """See Side.push: a safetensors file with the module's own names, copied in place."""
         from safetensors.torch import load_model
 

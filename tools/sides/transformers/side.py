@@ -136,7 +136,7 @@ class TransformersSide(TorchSide):
                 return score_decode(self, data)
         return super().score(data, how, plan, edits, folder)
 
-    def push(self, weights: Path, version: int, repair: bool) -> list[str]:
+    def push(self, weights: Path, version: int, repair: bool, *, reset: bool = True) -> list[str]:
         """See Side.push. transformers has no packed copies, so there is nothing to repair."""
         load_into(self.module, weights)
         return [f"weights of version {version} loaded"]

@@ -30,7 +30,7 @@ MOE = "experts: a reload does not prepack them again, so raw weights are read as
 DIGEST_BYTES = 16
 
 
-def push(side: VllmSide, source: Path, repair: bool) -> list[str]:
+def push(side: VllmSide, source: Path, repair: bool, *, reset: bool = True) -> list[str]:
     """Reload, look for the defects, repair if asked, reset the prefix cache; what was found, in lines.
 
     Raises:
@@ -60,7 +60,8 @@ def push(side: VllmSide, source: Path, repair: bool) -> list[str]:
     if repair and found:
         side.worker(repack)
         lost = missing(expected, side.worker(worker_weights.read_back))
-    engine.reset_cache(side.llm)
+    if reset:
+        engine.reset_cache(side.llm)
     others = [name for name in lost if not any(name in names for names in found.values())] if not repair else lost
     if others:
         side.broken = f"after a push of {source} it holds other weights"
@@ -69,7 +70,9 @@ def push(side: VllmSide, source: Path, repair: bool) -> list[str]:
             f"the engine does not hold {len(others)} of the pushed weights, first {others[0]}",
             "open the side again; report this model",
         )
-    lines.append(f"{len(expected) - len(lost)} of {len(expected)} weights read back equal; prefix cache reset")
+    lines.append(
+        f"{len(expected) - len(lost)} of {len(expected)} weights read back equal; prefix cache {'reset' if reset else 'kept'}"
+    )
     return lines
 
 

@@ -40,7 +40,8 @@ def score(
     prepared = prepare(data, how, cold=plan is not None or how.path == "prefill")
     if how.reverse:
         prepared.reverse()
-    engine.reset_cache(llm)
+    if not how.keep_cache:
+        engine.reset_cache(llm)
     if how.warm_prefix:
         _warm(side, data)
     sequences = [sequence.prompt + sequence.sampled for sequence in data.sequences]

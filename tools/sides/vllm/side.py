@@ -152,11 +152,11 @@ class VllmSide(Side):
             engine.drive(self.llm, [engine.Job(request_id(-1), [0, 0], params)], None)
         return cast("SideModules", self.worker(weights.modules))
 
-    def push(self, weights: Path, version: int, repair: bool) -> list[str]:
+    def push(self, weights: Path, version: int, repair: bool, *, reset: bool = True) -> list[str]:
         """See Side."""
         from samebits.tools.sides.vllm.push import push
 
-        lines = push(self, weights, repair)
+        lines = push(self, weights, repair, reset=reset)
         self.version = version
         return lines
 

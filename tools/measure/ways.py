@@ -1,0 +1,54 @@
+"""Another way to compute the same tokens, and the proof from a side's own facts that it took effect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from samebits.tools.schema.passes import How
+    from samebits.tools.sides.protocol import Scores
+
+    Proof = Callable[[Scores, Scores], str]
+
+
+@dataclass(slots=True, frozen=True)
+class Variant:
+    """Another way, compared with the plain way of the side."""
+
+    how: How
+    words: str
+    trigger: str
+    proof: Proof
+    """Given the plain scores and the variant's: "" when it took effect, else why not."""
+
+
+def always(_plain: Scores, _other: Scores) -> str:
+    """For a way that cannot fail to take effect."""
+    return ""
+
+
+def company(plain: Scores, other: Scores) -> str:
+    """The largest batch differs."""
+    a, b = plain.facts.get("largest_batch"), other.facts.get("largest_batch")
+    return "" if a != b else f"the largest batch was {a} both times"
+
+
+def some(fact: str, what: str) -> Proof:
+    """A count among the facts is above zero; `what` says what zero means."""
+
+    def proof(_plain: Scores, other: Scores) -> str:
+        if fact not in other.facts:
+            return "this side has no such thing"
+        count = other.facts[fact]
+        return "" if isinstance(count, int | float) and count > 0 else f"{what}: {fact} is {count}"
+
+    return proof
+
+
+def path(plain: Scores, other: Scores) -> str:
+    """The number of forward passes differs."""
+    a, b = plain.facts.get("passes"), other.facts.get("passes")
+    return "" if a != b else f"both ways took {a} forward passes"
