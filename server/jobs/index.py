@@ -147,9 +147,8 @@ class Index:
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
     try:
-        connection.execute(
-            "PRAGMA synchronous = OFF"
-        )  # what a crash of the machine costs is made again from the folders
+        # What a crash of the machine costs is made again from the folders.
+        connection.execute("PRAGMA synchronous = OFF")
         connection.execute(SCHEMA)
     except sqlite3.DatabaseError:
         connection.close()

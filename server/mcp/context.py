@@ -46,7 +46,9 @@ class App:
         Raises:
             UserError: no such file, wrong keys, a path outside the roots.
         """
-        path = self.roots.path(config, "config")
+        path = self.roots.path(config, "config", whole=False)
+        if path.is_dir():
+            path = self.roots.path(str(path / reader.NAME), "config")
         experiment = reader.read(path, overrides)
         self.roots.check(experiment, self.python)
         return experiment

@@ -44,8 +44,11 @@ class Roots:
         real = path.resolve()
         return any(real == folder or folder in real.parents for folder in self.folders)
 
-    def path(self, text: str, what: str) -> Path:
+    def path(self, text: str, what: str, *, whole: bool = True) -> Path:
         """A path a client named, made absolute.
+
+        Args:
+            whole: a folder is read as a whole, so the links directly inside it count too.
 
         Raises:
             UserError: it leaves the roots, by `..` or by a link, or a link directly inside a folder does.
@@ -59,7 +62,7 @@ class Roots:
                 "outside the allowed folders",
                 f"name a path below {self._said()}, or have the person who runs the server add --root",
             )
-        if path.is_dir():
+        if whole and path.is_dir():
             for entry in list(os.scandir(path))[:ENTRIES]:
                 if entry.is_symlink() and not self.holds(Path(entry.path)):
                     raise UserError(
