@@ -35,7 +35,8 @@ def cases(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -
     """Few and many tokens; the first and last row, repeated; int32; two dims; rows with NaN payloads, Inf and both
     zeros.
     """
-    found = [Case(f"{rows} tokens", draw(shape, rows, dtype, device, rows, exact)) for rows in (1, 2, 5, 17 if exact else 64)]
+    counts = (1, 2, 5, 17 if exact else 64)
+    found = [Case(f"{rows} tokens", draw(shape, rows, dtype, device, rows, exact)) for rows in counts]
     table = found[0].args["table"]
     last = shape["vocabulary"] - 1
     ends = torch.tensor([0, last, last, 0], dtype=torch.int32, device=device)

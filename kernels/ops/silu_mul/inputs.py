@@ -34,7 +34,8 @@ def cases(shape: Shape, dtype: torch.dtype, device: torch.device, exact: bool) -
     """Few and many rows, merged and apart; zeros of both signs; saturation on both ends; NaN, Inf and huge elements in
     a row alone.
     """
-    found = [Case(f"{rows} rows", draw(shape, rows, dtype, device, rows, exact)) for rows in (1, 2, 5, 17 if exact else 64)]
+    counts = (1, 2, 5, 17 if exact else 64)
+    found = [Case(f"{rows} rows", draw(shape, rows, dtype, device, rows, exact)) for rows in counts]
     zeros = draw(shape, 2, dtype, device, 11, exact)
     zeros["gate"][0], zeros["gate"][1] = 0.0, -0.0
     found.append(Case("zeros", zeros))

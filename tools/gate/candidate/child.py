@@ -7,7 +7,9 @@ trusts nothing but those lines, kills it when a leg takes too long, and reads a 
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,6 +24,7 @@ from samebits.tools.gate.candidate.legs_graph import compiled, graphs, timing
 from samebits.tools.gate.candidate.legs_numeric import accuracy, gradient
 from samebits.tools.gate.candidate.plan import DTYPES, CannotRunError, Plan, RedError
 
+PR_SET_PDEATHSIG = 1
 LEGS = {
     "builds": builds,
     "contained": contained,
@@ -78,8 +81,15 @@ def outcome_of(name: str, plan: Plan) -> dict[str, Any]:
     return {"status": "green", "evidence": evidence.text, "checked": evidence.checked, "numbers": evidence.numbers}
 
 
+def die_with_parent() -> None:
+    """End this process when its parent is gone: a candidate that hangs must not outlive its job."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
     """Entry point. The last line says that the child itself came to its end."""
+    die_with_parent()
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     with Path(job["events"]).open("a", encoding="utf-8", buffering=1) as events:
 

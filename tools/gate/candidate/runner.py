@@ -91,11 +91,7 @@ def library_target(name: str, device: Literal["cpu", "cuda"]) -> Target:
     has `run`).
     """
     found = operator(name)
-    interpreted = (
-        device == "cpu"
-        and (Path(found.module("contract").__file__ or "").parent / "triton.py").is_file()
-        and has_run(found.package)
-    )
+    interpreted = device == "cpu" and has_run(found.package)
     dtypes = tuple(SHORT[d] for d in found.inputs.DTYPES if not interpreted or d != torch.bfloat16)
     shapes = tuple(dict(s) for s in (found.inputs.SHAPES if device == "cuda" else found.inputs.SMALL_SHAPES))
     needed = needed_legs(name, device, backward=True, timed=False)
@@ -107,7 +103,7 @@ def has_run(package: str) -> bool:
     this process.
     """
     path = Path(__file__).parents[3].joinpath(*package.split(".")[1:], "triton.py")
-    return "\ndef run(" in path.read_text(encoding="utf-8")
+    return path.is_file() and "\ndef run(" in path.read_text(encoding="utf-8")
 
 
 def candidate_target(candidate: Candidate, device: Literal["cpu", "cuda"]) -> Target:

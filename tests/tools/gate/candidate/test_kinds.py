@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -100,3 +103,36 @@ def test_the_librarys_own_operator_goes_through_the_same_gate(tmp_path: Path) ->
 def test_every_library_operator_is_red_nowhere(name: str, tmp_path: Path) -> None:
     report, log = run_gate(target_of(name, "cpu"), tmp_path / "run")
     assert report.verdict.kind == "incomplete", ([leg for leg in report.legs if leg.outcome.status == "red"], log)
+
+
+def running(pid: int) -> bool:
+    """There, and no zombie."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_hanging_candidate_does_not_outlive_a_killed_job(tmp_path: Path) -> None:
+    folder = tmp_path / "candidate"
+    shutil.copytree(HERE / "good", folder)
+    mark = tmp_path / "alive"
+    text = (folder / "kernel.py").read_text(encoding="utf-8")
+    tell = f"pathlib.Path({str(mark)!r}).write_text(str(os.getpid()))"
+    hang = f"\nimport os\nimport pathlib\nimport time\n\n{tell}\ntime.sleep(600)\n"
+    (folder / "kernel.py").write_text(text + hang, encoding="utf-8")
+    call = "from pathlib import Path\nfrom samebits.tools.gate.candidate.runner import run_gate, target_of\n"
+    call += f"run_gate(target_of({str(folder)!r}), Path({str(tmp_path / 'run')!r}))"
+    job = subprocess.Popen([sys.executable, "-c", call])
+    deadline = time.monotonic() + 120
+    while not (mark.is_file() and mark.read_text(encoding="utf-8")):
+        assert job.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child = int(mark.read_text(encoding="utf-8"))
+    job.kill()
+    job.wait()
+    while running(child):
+        assert time.monotonic() < deadline, "the candidate's process is still there"
+        time.sleep(0.05)
