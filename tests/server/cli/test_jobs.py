@@ -1,0 +1,84 @@
+"""`samebits jobs` and `samebits gc`, as commands; the worker is the stand-in of tests/server/conftest.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from samebits.server.jobs import launch
+from samebits.server.jobs.gc import collect
+from samebits.server.jobs.index import Index
+from samebits.tools.schema.requests import MeasureRequest
+
+pytestmark = pytest.mark.usefixtures("strays")
+DAY_S = 86400
+
+
+def samebits(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "samebits.server.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def made(jobs: Path, request: MeasureRequest, name: str, *, days: float = 0, size: int = 0) -> Path:
+    """An ended job of that age and size."""
+    running = launch.start(request, jobs / name, python=request.experiment.pool.worker_python)
+    running.process.wait()
+    assert running.outcome() is not None
+    (jobs / name / "blob").write_bytes(b"\0" * size)
+    then = time.time() - days * DAY_S
+    for path in (jobs / name).iterdir():
+        os.utime(path, (then, then))
+    return jobs / name
+
+
+def test_jobs_are_listed_waited_for_and_cancelled(
+    project: Path, asked: Callable[..., MeasureRequest], eventually: Callable[..., None]
+) -> None:
+    jobs = project / ".samebits" / "jobs"
+    made(jobs, asked("sleep"), "20260101-000000-measure-aa")
+    running = launch.start(asked("sleep", 600), jobs / "20260101-000001-measure-bb", python=str(project / "worker"))
+    eventually(lambda: (running.folder / "events.jsonl").exists())
+    listed = {row["job"]: row["state"] for row in json.loads(samebits("jobs", "--json").stdout)}
+    assert listed == {"20260101-000000-measure-aa": "succeeded", "20260101-000001-measure-bb": "running"}
+    waited = samebits("jobs", "wait", "20260101-000000-measure-aa")
+    assert (waited.returncode, waited.stdout.startswith("equal: done")) == (0, True)
+    assert samebits("jobs", "cancel", running.folder.name).stdout.endswith(": cancelled\n")
+    assert running.outcome() is not None
+    gone = samebits("jobs", "wait", "no-such-job")
+    assert (gone.returncode, "Next: see `samebits jobs`" in gone.stderr) == (2, True)
+
+
+def test_gc_removes_by_age_then_by_size_and_never_what_runs(
+    tmp_path: Path, asked: Callable[..., MeasureRequest], eventually: Callable[..., None]
+) -> None:
+    jobs = tmp_path / "jobs"
+    for name, days, size in (("a", 30, 10), ("b", 3, 1 << 20), ("c", 2, 1 << 20), ("d", 1, 1 << 20)):
+        made(jobs, asked("sleep"), f"20260101-000000-measure-{name}", days=days, size=size)
+    running = launch.start(
+        asked("sleep", 600), jobs / "20260101-000000-measure-e", python=asked("").experiment.pool.worker_python
+    )
+    eventually(lambda: (running.folder / "events.jsonl").exists())
+    index = Index(jobs)
+    tried = collect(index, older_than_s=14 * DAY_S, keep_bytes=None, dry_run=True)
+    assert [job[-1] for job in tried.removed] == ["a"]
+    assert len(list(jobs.glob("2026*"))) == 5, "a dry run removes nothing"
+    assert collect(index, older_than_s=14 * DAY_S, keep_bytes=None).removed == tried.removed
+    by_size = collect(index, older_than_s=None, keep_bytes=int(1.5 * (1 << 20)))
+    assert [job[-1] for job in by_size.removed] == ["b", "c"]
+    assert collect(index, older_than_s=0, keep_bytes=0).kept == 0
+    assert [row.id[-1] for row in index.rows()] == ["e"]
+    assert {path.name[-1] for path in jobs.glob("*measure*")} == {"e"}
+    running.stop()
+
+
+def test_gc_without_a_limit_is_refused(project: Path) -> None:
+    done = samebits("gc")
+    assert done.returncode == 2
+    assert "Next: for example --older-than" in done.stderr
