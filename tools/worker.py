@@ -56,6 +56,10 @@ def run(request: Request, job: Job) -> Result:
         from samebits.tools.gate.candidate.verb import run_build
 
         return run_build(request, job)
+    if request.kind == "gate":
+        from samebits.tools.gate.regression.verb import run_regression
+
+        return run_regression(request, job)
     from samebits.tools.demo.verb import run_demo
 
     return run_demo(request, job)

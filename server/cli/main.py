@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.server.cli import collect, jobs, serve, show, skill
+from samebits.server.cli import collect, gate, jobs, serve, show, skill
 from samebits.server.jobs import launch
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
@@ -188,6 +188,7 @@ def demo(
 
 
 app.command()(serve.serve)
+app.command()(gate.gate)
 app.add_typer(jobs.app, name="jobs")
 app.command()(collect.gc)
 app.add_typer(skill.app, name="skill")

@@ -65,3 +65,36 @@ def bars(rows: Sequence[tuple[str, float, str]], label: str) -> str:
             )
         body.append(f'<text x="{WIDTH - 100}" y="{y + 12}">{escape(text)}</text>')
     return _frame(body, label, height)
+
+
+def ulps(series: Sequence[tuple[str, str, Sequence[int]]], label: str) -> str:
+    """Histogram of distances: (css class, name, counts), counts[0] of equal bits, counts[k] from 2**(k-1) to 2**k - 1.
+
+    Heights are logarithmic, so that one token among thousands shows.
+    """
+    buckets = max((len(counts) for _, _, counts in series), default=0) or 1
+    most = max((max(counts, default=0) for _, _, counts in series), default=0)
+    scale = (HEIGHT - BOTTOM - TOP - 14) / math.log2(most + 1) if most else 0.0
+    base, pitch = HEIGHT - BOTTOM, (WIDTH - LEFT - 8) / buckets
+    width = max(2.0, pitch / len(series) - 3) if series else pitch
+    body = [f'<line class="axis" x1="{LEFT}" y1="{base}" x2="{WIDTH - 8}" y2="{base}"/>']
+    every = max(1, math.ceil(40 / pitch))
+    for bucket in range(buckets):
+        middle = LEFT + (bucket + 0.5) * pitch
+        if bucket % every == 0:
+            name = str(bucket) if bucket < 2 else f"2^{bucket - 1}"
+            body.append(f'<text x="{middle:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{name}</text>')
+        for number, (css, name, counts) in enumerate(series):
+            count = counts[bucket] if bucket < len(counts) else 0
+            if count:
+                height, x = math.log2(count + 1) * scale, LEFT + bucket * pitch + 2 + number * (width + 2)
+                tip = f"<title>{escape(name)}: {count}</title>"
+                body.append(
+                    f'<rect class="{css}" x="{x:.1f}" y="{base - height:.1f}" width="{width:.1f}" '
+                    f'height="{height:.1f}">{tip}</rect>'
+                )
+                if pitch >= 40:
+                    body.append(
+                        f'<text x="{x + width / 2:.1f}" y="{base - height - 3:.1f}" text-anchor="middle">{count}</text>'
+                    )
+    return _frame(body, label)

@@ -12,4 +12,5 @@ class Model(BaseModel):
     """Frozen, closed, documented by the strings under its fields. NaN and infinities are written as strings, not as
     null."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
+    # Not use_attribute_docstrings: it parses every source file again at import, 0.15 s of each command's start.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")

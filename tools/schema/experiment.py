@@ -95,9 +95,11 @@ class Gate(Model):
     """What the regression gate asks for."""
 
     axes: tuple[str, ...] = ()
-    """Empty: all that can run here."""
+    """Empty: all there are; those that cannot run here say why."""
     require: tuple[str, ...] = ()
     """Axes that must have run; "not run" is then a failure."""
+    min_tokens: int = Field(default=64, ge=1)
+    """An axis that compared fewer tokens proves nothing."""
 
 
 class Pool(Model):

@@ -71,6 +71,22 @@ class BuildRequest(Model):
     """Run the timing leg when all others are green."""
 
 
+class GateRequest(Model):
+    """Every axis exact, with a control that fails; RegressionReport."""
+
+    kind: Literal["gate"] = "gate"
+    experiment: Experiment
+    rollout: str | None = None
+    """Use this stored rollout artifact or rows file instead of generating one."""
+    axes: tuple[str, ...] = ()
+    """Only these; (): [gate] axes, and when that is empty all."""
+    require: tuple[str, ...] = ()
+    """Must have run, on top of [gate] require."""
+    tiny: Literal["", "qwen3", "qwen3_tied", "llama", "qwen3_moe"] = ""
+    """Use a tiny random model of this family on CPU, vLLM's operators in its trainer, in place of the experiment's
+    sides."""
+
+
 class DemoRequest(Model):
     """The story of the README on a tiny model, each number live."""
 
@@ -80,7 +96,14 @@ class DemoRequest(Model):
 
 
 Request = Annotated[
-    InspectRequest | MeasureRequest | CaptureRequest | DiffRequest | MinimizeRequest | BuildRequest | DemoRequest,
+    InspectRequest
+    | MeasureRequest
+    | CaptureRequest
+    | DiffRequest
+    | MinimizeRequest
+    | BuildRequest
+    | GateRequest
+    | DemoRequest,
     Field(discriminator="kind"),
 ]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)

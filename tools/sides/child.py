@@ -97,7 +97,7 @@ def main() -> None:
         replies.write(reply.model_dump_json() + "\n")
     if side is not None:
         side.close()
-    # Engines hold threads and atexit handlers that take up to 20 s to wind down; every reply and artifact is out by now.
+    # Engines hold threads and atexit handlers that take up to 20 s to wind down; every reply and artifact is out.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

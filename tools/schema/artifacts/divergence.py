@@ -131,7 +131,7 @@ class DivergenceManifest(Manifest):
     unexplained: GapStats
     """With every operator of the list put right; exact when the list explains all."""
     compared: int
-    """Pairs of taps compared."""
+    """Pairs of taps compared; of a side against itself: logprobs compared."""
     not_compared: tuple[str, ...]
     """Sites with no partner, or not tapped, with the reason."""
     passes: dict[str, int]

@@ -70,9 +70,8 @@ def push(side: VllmSide, source: Path, repair: bool, *, reset: bool = True) -> l
             f"the engine does not hold {len(others)} of the pushed weights, first {others[0]}",
             "open the side again; report this model",
         )
-    lines.append(
-        f"{len(expected) - len(lost)} of {len(expected)} weights read back equal; prefix cache {'reset' if reset else 'kept'}"
-    )
+    cache = "reset" if reset else "kept"
+    lines.append(f"{len(expected) - len(lost)} of {len(expected)} weights read back equal; prefix cache {cache}")
     return lines
 
 

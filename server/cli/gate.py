@@ -1,0 +1,78 @@
+"""`samebits gate`: the regression gate, for a terminal and for CI."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samebits.server.cli import show
+from samebits.server.jobs import launch
+from samebits.tools.report import junit
+from samebits.tools.schema import reader
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.experiment import Experiment
+from samebits.tools.schema.requests import GateRequest
+from samebits.tools.schema.results import Outcome, Succeeded, TimedOut
+
+LOCK = "samebits.lock"
+
+
+def gate(
+    config: Annotated[Path, typer.Option("--config", "-c", help="Experiment file, or its folder.")] = Path(),
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Override one key. Repeatable.")] = None,
+    rollout: Annotated[Path | None, typer.Option(help="A stored Rollout artifact, or JSONL/parquet rows.")] = None,
+    axes: Annotated[str, typer.Option(help="Comma-separated axes to run (default: [gate] axes, else all).")] = "",
+    require: Annotated[str, typer.Option(help="Comma-separated axes that must have run.")] = "",
+    tiny: Annotated[str, typer.Option(help="A tiny random model on CPU: qwen3, qwen3_tied, llama, qwen3_moe.")] = "",
+    junit_file: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML here.")] = None,
+    lock: Annotated[
+        Path | None, typer.Option(help="Write samebits.lock here when green (default: beside samebits.toml).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Job folder to make.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")] = False,
+) -> None:
+    """Every axis exact, each with a negative control that must fail; exits 0 only then. Writes samebits.lock."""
+    experiment = Experiment() if tiny else reader.read(config, tuple(sets or ()))
+    if tiny and (sets or rollout):
+        raise UserError("--tiny", "brings its own experiment", "leave --set and --rollout out, or --tiny")
+    request = GateRequest.model_validate(
+        {
+            "experiment": experiment,
+            "rollout": None if rollout is None else str(rollout.resolve()),
+            "axes": _names(axes),
+            "require": _names(require),
+            "tiny": tiny,
+        }
+    )
+    folder = (out or launch.new_folder(Path(".samebits/jobs"), request.kind)).resolve()
+    pool = experiment.pool
+    running = launch.start(request, folder, python=pool.worker_python, time_limit_s=pool.time_limit_s)
+    outcome = show.follow(running, quiet=as_json)
+    if junit_file is not None:
+        _write_junit(junit_file, outcome, folder)
+    target = lock or (None if tiny else _beside(config))
+    if target is not None and isinstance(outcome, Succeeded) and outcome.result.verdict == "equal":
+        shutil.copyfile(folder / outcome.result.ids["lock"], target)
+    raise typer.Exit(show.finish(outcome, running, as_json=as_json))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _beside(config: Path) -> Path:
+    return (config if config.is_dir() else config.parent) / LOCK
+
+
+def _write_junit(path: Path, outcome: Outcome, folder: Path) -> None:
+    """The report's own, or one error where there is no report: CI must never see an empty file as green."""
+    if isinstance(outcome, Succeeded):
+        shutil.copyfile(folder / outcome.result.ids["regression"] / "junit.xml", path)
+        return
+    reason = getattr(outcome, "message", "") or f"the gate {outcome.state.replace('_', ' ')}"
+    if isinstance(outcome, TimedOut):
+        reason = f"the gate was ended after its time limit of {outcome.limit_s:.0f} s"
+    path.write_text(junit.render_error(reason), encoding="utf-8")

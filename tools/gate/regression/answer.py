@@ -1,0 +1,89 @@
+"""A RegressionReport as the flat answer of the verb."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samebits.tools.gate.regression.write import LOCK
+from samebits.tools.schema.results import Result
+
+if TYPE_CHECKING:
+    from samebits.tools.measure.rollouts import Source
+    from samebits.tools.schema.artifacts.regression import AxisRow, RegressionReport
+    from samebits.tools.schema.results import Cell
+
+DIFF = {
+    "batch": "batch",
+    "order": "batch",
+    "decode_prefill": "decode_prefill",
+    "chunked_prefill": "chunked_prefill",
+    "prefix_hit": "prefix_hit",
+    "trainer_rollout": "trainer",
+}
+"""Axes that `samebits diff --against` localises."""
+
+
+def result_of(report: RegressionReport, folder: str, source: Source) -> Result:
+    """Verdict, summary, table and the next verb."""
+    verdict = report.verdict
+    ids = {"regression": folder, "report": f"{folder}/report.html", "rollout": str(source.folder)}
+    rows = tuple(_row(axis) for axis in report.axes)
+    skipped = [axis.name for axis in report.axes if axis.outcome.status == "not_run"]
+    also = f" Not run: {', '.join(skipped)}." if skipped else ""
+    if verdict.kind == "green":
+        summary = (
+            f"Exact: {len(verdict.axes)} axes, {verdict.tokens} comparisons of a token, every control failed.{also}"
+        )
+        return Result(
+            verdict="equal",
+            summary=summary,
+            ids=ids | {"lock": LOCK},
+            rows=rows,
+            total=len(rows),
+            next="keep samebits.lock with the code that was proved",
+        )
+    said = "; ".join(verdict.reasons)
+    differs = verdict.kind == "red"
+    return Result(
+        verdict="differs" if differs else "unjudged",
+        summary=f"{'Red' if differs else 'Not proved'}: {said}.{also}",
+        ids=ids,
+        rows=rows,
+        total=len(rows),
+        next=_next(report, source),
+    )
+
+
+def _row(axis: AxisRow) -> dict[str, Cell]:
+    outcome, control = axis.outcome, axis.control
+    tokens = sum(way.stats.tokens for way in axis.compared)
+    return {
+        "axis": axis.name,
+        "outcome": outcome.status.replace("_", " "),
+        "ways": len(axis.compared),
+        "tokens": tokens,
+        "nonzero": sum(way.stats.nonzero for way in axis.compared) if axis.compared else None,
+        "max": max((way.stats.max for way in axis.compared), default=None),
+        "control": "" if control is None else f"{control.stats.nonzero}/{control.stats.tokens} differ",
+        "disturbed, or why not run": _detail(axis),
+        "seconds": round(axis.seconds, 1),
+    }
+
+
+def _detail(axis: AxisRow) -> str:
+    outcome = axis.outcome
+    if outcome.status in ("not_run", "vacuous"):
+        return outcome.reason
+    if outcome.status == "differs":
+        return f"{outcome.way}"
+    return "" if axis.control is None else axis.control.disturbed
+
+
+def _next(report: RegressionReport, source: Source) -> str:
+    first = next((axis for axis in report.axes if axis.outcome.status == "differs"), None)
+    if first is None:
+        return "mend what the summary names, then samebits gate again"
+    against = DIFF.get(first.name)
+    if against is None:
+        return f"{first.name} cannot be localised by operator: see docs/gate.md"
+    return f"samebits diff --rollout {source.folder}" + ("" if against == "trainer" else f" --against {against}")

@@ -1,0 +1,146 @@
+"""What the axes of one gate share: open sides, the rollout, plain scores, and how to disturb a pass.
+
+Legend: N sampled tokens in all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from samebits.tools.gate.regression import judge
+from samebits.tools.measure import gap
+from samebits.tools.measure.could_fail import first_output
+from samebits.tools.schema.artifacts.capture import CaptureManifest
+from samebits.tools.schema.passes import How
+from samebits.tools.schema.sites import CapturePlan, Flip
+from samebits.tools.store import artifact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from samebits.tools.gate.regression.changed import Changed
+    from samebits.tools.measure.rollouts import Source
+    from samebits.tools.measure.sides import Role, Sides
+    from samebits.tools.measure.ways import Variant
+    from samebits.tools.schema.artifacts.regression import ControlRow
+    from samebits.tools.schema.sites import Site
+    from samebits.tools.sides.protocol import RolloutData, Scores, Sequence
+
+    At = Callable[[Sequence], int | None]
+
+FLIPPED = 8
+"""Sequences in which a control moves one element, so that rounding does not swallow all of them."""
+
+
+def last_of_prompt(sequence: Sequence) -> int | None:
+    """Where a change reaches every sampled token."""
+    return len(sequence.prompt) - 1
+
+
+@dataclass(slots=True)
+class Bench:
+    """One gate at work."""
+
+    sides: Sides
+    source: Source
+    plain: dict[Role, Scores] = field(default_factory=dict)
+    """The plain way of each side; without the rollout side when the rollout is a file."""
+    changed: Changed | None = None
+    """Other weights for the same model, once made."""
+    with_changed: Scores | None = None
+    """The engine's logprobs after those were pushed."""
+    _sites: dict[Role, Site | str] = field(default_factory=dict)
+
+    @property
+    def data(self) -> RolloutData:
+        """The rollout."""
+        return self.source.data
+
+    @property
+    def valid(self) -> int:
+        """Valid tokens."""
+        return int(self.data.valid_N.sum())
+
+    def used(self, *scores: Scores) -> torch.Tensor:
+        """Valid tokens that all of these scored, bool [N]."""
+        used_N = self.data.valid_N.clone()
+        for one in scores:
+            used_N &= one.scored_N
+        return used_N
+
+    def compare(self, tried: judge.Tried, words: str, a: Scores, b: Scores, due: int | None = None) -> None:
+        """Add one comparison; due None: every valid token."""
+        used_N = self.used(a, b)
+        tried.compared.append(
+            judge.compared(words, a.logprob_N, b.logprob_N, used_N, self.valid if due is None else due)
+        )
+
+    def against_plain(self, tried: judge.Tried, role: Role, variant: Variant, due: int | None = None) -> None:
+        """Run one way and compare it with the plain one, unless its own facts say that it did not take effect."""
+        other, _ = self.sides.score(role, self.source.folder, variant.how)
+        why = variant.proof(self.plain[role], other)
+        if why:
+            tried.skipped.append(f"{variant.words}: {why}")
+        else:
+            self.compare(tried, variant.words, self.plain[role], other, due)
+
+    def flip_control(
+        self,
+        tried: judge.Tried,
+        role: Role,
+        how: How,
+        words: str,
+        at: At = last_of_prompt,
+        against: Scores | None = None,
+    ) -> None:
+        """Run the way again with one element moved by one ulp in it alone: the check must see it."""
+        site = self.site(role)
+        if isinstance(site, str):
+            tried.no_control = site
+            return
+        flips = self.flips(site, at)
+        if not flips:
+            tried.no_control = "no sequence has a row that this control could move"
+            return
+        other, _ = self.sides.score(role, self.source.folder, how, edits=flips)
+        plain = against or self.plain[role]
+        what = f"{words}, one element of {site} moved by one ulp in {len(flips)} sequences"
+        tried.control = judge.control(what, plain.logprob_N, other.logprob_N, self.used(plain, other))
+
+    def flips(self, site: Site, at: At) -> tuple[Flip, ...]:
+        """One element per sequence, in sequences spread over the rollout."""
+        places = [
+            (i, position)
+            for i, sequence in enumerate(self.data.sequences)
+            if sequence.sampled and (position := at(sequence)) is not None
+        ]
+        step = max(1, len(places) // FLIPPED)
+        return tuple(Flip(site=site, sequence=i, position=position) for i, position in places[::step][:FLIPPED])
+
+    def site(self, role: Role) -> Site | str:
+        """The first module output with token rows; or why no element of this side can be moved."""
+        if role not in self._sites:
+            self._sites[role] = self._find_site(role)
+        return self._sites[role]
+
+    def _find_site(self, role: Role) -> Site | str:
+        opened = self.sides.session(role).opened
+        compiled = str(opened.facts.get("compiled", "")) if opened is not None else ""
+        if compiled not in ("", "NONE", "False"):
+            return f"module hooks do not run in a compiled engine ({compiled}), so nothing can be moved inside it"
+        used = next(i for i, sequence in enumerate(self.data.sequences) if sequence.sampled)
+        plan = CapturePlan(level="module", store="digest", sequences=(used,))
+        captured, folder = self.sides.score(role, self.source.folder, capture=plan)
+        plain = self.plain[role]
+        if bool((gap.differs(plain.logprob_N, captured.logprob_N) & self.used(plain, captured)).any()):
+            return "the recorder itself moves bits of this side, so an edit would prove nothing"
+        tap = first_output(artifact.read(folder / "capture", CaptureManifest).taps)
+        return tap.site if tap is not None else "no module output with token rows could be found"
+
+
+def disturbed(bench: Bench, words: str, a: Scores, b: Scores) -> ControlRow:
+    """A control from two runs of which one was disturbed."""
+    return judge.control(words, a.logprob_N, b.logprob_N, bench.used(a, b))

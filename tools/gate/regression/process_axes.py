@@ -1,0 +1,103 @@
+"""Axes and controls that need another engine: restart, logprob mode, and the company control of batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samebits.tools.gate.regression import judge
+from samebits.tools.gate.regression.bench import disturbed
+from samebits.tools.gate.regression.judge import Tried
+from samebits.tools.job.job import device_of
+from samebits.tools.measure.sides import score_with
+from samebits.tools.schema.passes import How
+from samebits.tools.sides import rollout_store
+from samebits.tools.sides.protocol import RolloutData
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samebits.tools.gate.regression.bench import Bench
+    from samebits.tools.sides.protocol import Scores
+
+SWITCH = {"VLLM_CPU_ATTN_SPLIT_KV": "1", "OMP_NUM_THREADS": "2"}
+SWITCHED = "the KV split of the CPU attention switched on, two threads"
+HOT = 0.7
+
+
+def switchable(bench: Bench) -> bool:
+    """Whether a switch is known that makes this rollout side's rows depend on their company."""
+    config = bench.sides.experiment.rollout
+    return config.side == "vllm" and device_of(bench.sides.experiment) == "cpu"
+
+
+def restart(bench: Bench) -> Tried:
+    """A new process with the same settings. Where no switch is known, its control is an element moved in it."""
+    tried, plain = Tried(), bench.plain["rollout"]
+    site = "" if switchable(bench) else bench.site("rollout")
+    bench.sides.close("rollout")
+    job = bench.sides.job
+    with job.open_side("rollout", bench.sides.experiment) as session:
+        again, _ = score_with(session, job, "rollout", bench.source.folder, How())
+        bench.compare(tried, "this process against a new one", plain, again)
+        if isinstance(site, str):
+            tried.no_control = site
+        else:
+            flips = bench.flips(site, lambda s: len(s.prompt) - 1)
+            moved, _ = score_with(session, job, "rollout", bench.source.folder, How(), edits=flips)
+            words = f"in the new process alone, one element of {site} moved by one ulp in {len(flips)} sequences"
+            tried.control = disturbed(bench, words, plain, moved)
+    return tried
+
+
+def switched_controls(bench: Bench, batch: Tried | None, restarted: Tried | None) -> None:
+    """One engine in which company matters: the control of batch (within it) and of restart (against the first one)."""
+    bench.sides.close("rollout")
+    job = bench.sides.job
+    with job.open_side("rollout", bench.sides.experiment, env=SWITCH) as session:
+        together, _ = score_with(session, job, "rollout", bench.source.folder, How())
+        alone, _ = score_with(session, job, "rollout", bench.source.folder, How(concurrency=1))
+    if batch is not None:
+        batch.control = disturbed(bench, f"{SWITCHED}: all in flight against each alone", together, alone)
+    if restarted is not None:
+        words = f"a new process with {SWITCHED}, each alone"
+        restarted.control = disturbed(bench, words, bench.plain["rollout"], alone)
+
+
+def at_temperature(bench: Bench, temperature: float) -> Path:
+    """The rollout as if it had been sampled at this temperature, with nothing cut."""
+    data = bench.data
+    other = RolloutData(
+        data.sequences,
+        data.logprob_N,
+        data.valid_N,
+        temperature,
+        logprobs=data.logprobs,
+        weight_version=data.weight_version,
+    )
+    folder = bench.sides.job.new("temperature")
+    rollout_store.write(folder, other, side="made for the gate")
+    return folder
+
+
+def logprob_mode(bench: Bench) -> Tried:
+    """Raw against processed logprobs at temperature 1 with nothing cut: the two must be one.
+
+    Control: the same at another temperature, where they must not be.
+    """
+    tried, sides = Tried(), bench.sides
+    config = sides.experiment.rollout
+    if config.side != "vllm":
+        tried.skipped.append(f"side {config.side!r} has no logprob mode of an engine")
+        return tried
+    other = "raw" if config.logprobs == "processed" else "processed"
+    experiment = sides.experiment.model_copy(update={"rollout": config.model_copy(update={"logprobs": other})})
+    folders = [at_temperature(bench, 1.0), at_temperature(bench, HOT)]
+    own: list[Scores] = [sides.score("rollout", folder)[0] for folder in folders]
+    sides.close("rollout")
+    with sides.job.open_side("rollout", experiment) as session:
+        theirs = [score_with(session, sides.job, "rollout", folder, How())[0] for folder in folders]
+    bench.compare(tried, f"{config.logprobs} against {other} logprobs at temperature 1", own[0], theirs[0])
+    used_N = bench.used(own[1], theirs[1])
+    words = f"temperature {HOT} in both engines, {config.logprobs} against {other}"
+    tried.control = judge.control(words, own[1].logprob_N, theirs[1].logprob_N, used_N)
+    return tried

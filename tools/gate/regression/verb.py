@@ -1,0 +1,150 @@
+"""`samebits gate`: every axis compared by bits, each with a control that must fail. Writes a RegressionReport."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, cast, get_args
+
+from samebits.tools.demo.verb import experiment_for
+from samebits.tools.gate.regression import engine_axes, judge, process_axes, trainer_axes, weight_axes
+from samebits.tools.gate.regression.answer import result_of
+from samebits.tools.gate.regression.bench import Bench
+from samebits.tools.gate.regression.judge import Tried
+from samebits.tools.gate.regression.write import Run, write
+from samebits.tools.measure.rollouts import obtain
+from samebits.tools.measure.sides import Sides
+from samebits.tools.schema.artifacts.regression import AxisName
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.experiment import Experiment, Gate, Workload
+from samebits.tools.sides.transformers.tiny import write_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from samebits.tools.job.job import Job
+    from samebits.tools.schema.requests import GateRequest
+    from samebits.tools.schema.results import Result
+
+    Axis = Callable[[Bench], Tried]
+
+ENGINE: dict[AxisName, Axis] = {
+    "repeat": engine_axes.repeat,
+    "batch": engine_axes.batch,
+    "order": engine_axes.order,
+    "decode_prefill": engine_axes.decode_prefill,
+    "chunked_prefill": engine_axes.chunked_prefill,
+    "prefix_hit": weight_axes.prefix_hit,
+    "reload": weight_axes.reload,
+    "logprob_mode": process_axes.logprob_mode,
+    "restart": process_axes.restart,
+}
+TRAINER: dict[AxisName, Axis] = {
+    "trainer_repeat": trainer_axes.trainer_repeat,
+    "micro_batch": trainer_axes.micro_batch,
+    "trainer_rollout": trainer_axes.trainer_rollout,
+}
+STEADY = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "VLLM_CPU_ATTN_SPLIT_KV": "0"}
+"""With these the CPU engine is equal to itself (docs/exact-zero.md)."""
+FAST = Workload(prompts=16, prompt_tokens=(3, 200), new_tokens=16)
+
+
+def names() -> tuple[AxisName, ...]:
+    """Every axis there is, in the order in which they run."""
+    return cast("tuple[AxisName, ...]", get_args(AxisName))
+
+
+def run_regression(request: GateRequest, job: Job) -> Result:
+    """Carry out a gate request.
+
+    Raises:
+        UserError: unknown axes, bad input, a rollout without valid tokens or beyond what a side takes; SideDied.
+    """
+    begun = time.monotonic()
+    experiment = _experiment(request, job)
+    asked = _known(request.axes or experiment.gate.axes, "axis") or names()
+    required = _known((*experiment.gate.require, *request.require), "required axis")
+    missing = [name for name in required if name not in asked]
+    if missing:
+        raise UserError(
+            f"required axis {missing[0]!r}", "not among the axes to run", "add it to them, or leave both out"
+        )
+    with Sides(job, experiment) as sides:
+        source = obtain(sides, request.rollout)
+        if not bool(source.data.valid_N.any()):
+            raise UserError("the rollout", "no valid token: nothing could be compared", "check its mask")
+        bench = Bench(sides, source)
+        tried = _engine(bench, [name for name in asked if name in ENGINE])
+        tried |= _trainer(bench, [name for name in asked if name in TRAINER])
+        rows = tuple(
+            judge.row(name, tried[name], experiment.gate.min_tokens, name in required)
+            for name in names()
+            if name in asked
+        )
+        report, folder = write(Run(bench, rows, time.monotonic() - begun))
+    return result_of(report, folder, source)
+
+
+def _experiment(request: GateRequest, job: Job) -> Experiment:
+    """The experiment, or the fast one on a tiny model."""
+    if not request.tiny:
+        return request.experiment
+    job.emit("model", f"writing a tiny random {request.tiny}")
+    model = write_tiny(job.folder / "model", request.tiny)
+    fast = experiment_for(model, "cpu", STEADY | {"OMP_NUM_THREADS": "1"}, kernels="vllm")
+    gate = Gate(axes=request.experiment.gate.axes, require=request.experiment.gate.require)
+    trainer = fast.trainer.model_copy(update={"micro_batch": 4})
+    return fast.model_copy(update={"workload": FAST, "gate": gate, "trainer": trainer})
+
+
+def _known(given: tuple[str, ...], what: str) -> tuple[AxisName, ...]:
+    wrong = sorted(set(given) - set(names()))
+    if wrong:
+        raise UserError(f"{what} {wrong[0]!r}", "not known", f"use some of {', '.join(names())}")
+    return tuple(name for name in names() if name in given)
+
+
+def _engine(bench: Bench, asked: list[AxisName]) -> dict[AxisName, Tried]:
+    """Axes of the rollout side on one engine; then what needs other engines, with the first one closed."""
+    if not bench.source.engine:
+        reason = "the rollout is a file: there is no engine to ask"
+        return {name: Tried(skipped=[reason]) for name in asked}
+    if not asked:
+        return {}
+    bench.sides.job.emit("gate", "the plain way: all in flight, tokens forced")
+    bench.plain["rollout"], _ = bench.sides.score("rollout", bench.source.folder)
+    switchable = process_axes.switchable(bench)
+    tried: dict[AxisName, Tried] = {}
+    for name in asked:
+        tried[name] = _timed(bench, name, ENGINE[name])
+        if name == "batch" and not switchable and tried[name].compared:
+            engine_axes.batch_by_flip(bench, tried[name])
+    batch, restart = tried.get("batch"), tried.get("restart")
+    if switchable and (batch is not None or restart is not None):
+        begun = time.monotonic()
+        bench.sides.job.emit("gate", f"control: {process_axes.SWITCHED}")
+        process_axes.switched_controls(bench, batch, restart)
+        for one in (batch, restart):
+            if one is not None:
+                one.seconds += (time.monotonic() - begun) / (1 + (batch is not None and restart is not None))
+    return tried
+
+
+def _trainer(bench: Bench, asked: list[AxisName]) -> dict[AxisName, Tried]:
+    if not asked:
+        return {}
+    bench.sides.job.emit("gate", "recomputing the logprobs on the trainer side")
+    bench.plain["trainer"], _ = bench.sides.score("trainer", bench.source.folder)
+    return {name: _timed(bench, name, TRAINER[name]) for name in asked}
+
+
+def _timed(bench: Bench, name: AxisName, axis: Axis) -> Tried:
+    """Run one axis. What it cannot do here is a reason, and the engine it may have left half way is closed."""
+    begun = time.monotonic()
+    bench.sides.job.emit("gate", name.replace("_", " "), names().index(name), len(names()))
+    try:
+        tried = axis(bench)
+    except UserError as error:
+        tried = Tried(skipped=[f"{error.thing}: {error.reason}"])
+        bench.sides.close("trainer" if name in TRAINER else "rollout")
+    tried.seconds = time.monotonic() - begun
+    return tried

@@ -1,0 +1,90 @@
+"""The gate's artifact with its pages, and samebits.lock where it is green."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from samebits.kernels.contract_version import CONTRACT_VERSION
+from samebits.tools.gate.regression import judge
+from samebits.tools.report import gate as page
+from samebits.tools.report import junit
+from samebits.tools.schema.artifacts.regression import Green, Lock, RegressionReport
+from samebits.tools.store import artifact, fingerprint
+
+if TYPE_CHECKING:
+    from samebits.tools.gate.regression.bench import Bench
+    from samebits.tools.schema.artifacts.regression import AxisRow
+    from samebits.tools.schema.base import Model
+    from samebits.tools.schema.experiment import Experiment
+
+LOCK = "samebits.lock"
+ROLLOUT = ("side", "dtype", "kernels", "eager", "logprobs", "max_model_len", "env", "engine")
+TRAINER = ("side", "dtype", "kernels", "attention", "layout", "micro_batch", "logprob", "env", "options")
+
+
+@dataclass(slots=True, frozen=True)
+class Run:
+    """All that was found."""
+
+    bench: Bench
+    rows: tuple[AxisRow, ...]
+    seconds: float
+
+
+def write(run: Run) -> tuple[RegressionReport, str]:
+    """Write the artifact; returns it and its name below the job's folder."""
+    bench, data = run.bench, run.bench.data
+    sides = bench.sides
+    comparison = judge.comparison_control(data.logprob_N, data.valid_N)
+    report = RegressionReport(
+        verdict=judge.verdict(run.rows, comparison),
+        axes=run.rows,
+        comparison=comparison,
+        sequences=len(data.sequences),
+        tokens=bench.valid,
+        min_tokens=sides.experiment.gate.min_tokens,
+        sides={
+            role: (*(f"{key}: {value}" for key, value in done.facts.items()), *done.lines)
+            for role, done in sides.described.items()
+        },
+        seconds=run.seconds,
+        made_from={"rollout": artifact.identity(bench.source.folder)},
+        environment=fingerprint.environment(os.environ | dict(sides.experiment.rollout.env)),
+    )
+    columns = {role: scores.logprob_N for role, scores in bench.plain.items()}
+    tensors = {"reported": data.logprob_N, "valid": data.valid_N} | {
+        {"rollout": "plain"}.get(role, role): column for role, column in columns.items()
+    }
+    differences = (data.logprob_N.double() - columns["trainer"].double()).abs() if "trainer" in columns else None
+    texts = {
+        "report.html": page.gate(report, () if differences is None else tuple(differences[data.valid_N].tolist())),
+        "junit.xml": junit.render(report),
+    }
+    folder = sides.job.new("gate")
+    report = artifact.write(folder, report, {"gate.safetensors": tensors}, texts)
+    if isinstance(report.verdict, Green):
+        lock = lock_of(report, sides.experiment, artifact.identity(folder))
+        part = sides.job.folder / f"{LOCK}.part"
+        part.write_text(lock.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        part.replace(sides.job.folder / LOCK)
+    return report, folder.name
+
+
+def lock_of(report: RegressionReport, experiment: Experiment, identity: str) -> Lock:
+    """What the green report proved, and where."""
+    return Lock(
+        contract_version=CONTRACT_VERSION,
+        gate=identity,
+        axes={row.name: row.outcome.tokens for row in report.axes if row.outcome.status == "exact"},
+        not_proved={row.name: row.outcome.reason for row in report.axes if row.outcome.status == "not_run"},
+        settings={"rollout": _settings(experiment.rollout, ROLLOUT), "trainer": _settings(experiment.trainer, TRAINER)},
+        environment=report.environment,
+        sides=report.sides,
+    )
+
+
+def _settings(section: Model, keys: tuple[str, ...]) -> dict[str, str]:
+    values = section.model_dump(mode="json")
+    return {key: str(values[key]) for key in keys}

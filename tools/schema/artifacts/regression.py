@@ -1,0 +1,173 @@
+"""RegressionReport: what the gate found, axis by axis, each with the negative control that had to fail."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from samebits.tools.schema.artifacts.base import Environment, Manifest
+from samebits.tools.schema.artifacts.gap import GapStats
+from samebits.tools.schema.base import SCHEMA_VERSION, Model
+
+AxisName = Literal[
+    "repeat",
+    "batch",
+    "order",
+    "decode_prefill",
+    "chunked_prefill",
+    "prefix_hit",
+    "reload",
+    "logprob_mode",
+    "restart",
+    "trainer_repeat",
+    "micro_batch",
+    "trainer_rollout",
+]
+"""In the order in which they run."""
+
+
+class Compared(Model):
+    """One other way, compared with the plain one by bits."""
+
+    words: str
+    """The two ways."""
+    stats: GapStats
+    due: int
+    """Valid tokens that this way had to give; fewer compared is too few."""
+    ulps: tuple[int, ...]
+    """Tokens by distance: [0] equal bits, [k] from 2**(k-1) to 2**k - 1 units in the last place."""
+
+
+class ControlRow(Model):
+    """The same check with the computation disturbed: it must fail."""
+
+    disturbed: str
+    """What was disturbed, and how."""
+    stats: GapStats
+    ulps: tuple[int, ...]
+
+    @property
+    def failed(self) -> bool:
+        """The check saw the disturbance."""
+        return self.stats.nonzero > 0
+
+
+class Exact(Model):
+    """Every way that took effect gave the same bits, enough tokens were compared, and the control failed."""
+
+    status: Literal["exact"] = "exact"
+    tokens: int
+    """Fewest tokens that any of its ways compared."""
+
+
+class Differs(Model):
+    status: Literal["differs"] = "differs"
+    way: str
+    stats: GapStats
+
+
+class TooFew(Model):
+    """Fewer tokens were compared than the gate asks for, or than this way had to give."""
+
+    status: Literal["too_few"] = "too_few"
+    way: str
+    tokens: int
+    needed: int
+
+
+class Vacuous(Model):
+    """The control did not fail: this check proves nothing. Red."""
+
+    status: Literal["vacuous"] = "vacuous"
+    reason: str
+
+
+class NotRun(Model):
+    status: Literal["not_run"] = "not_run"
+    reason: str
+
+
+Outcome = Annotated[Exact | Differs | TooFew | Vacuous | NotRun, Field(discriminator="status")]
+
+
+class AxisRow(Model):
+    """One axis."""
+
+    name: AxisName
+    required: bool
+    """Then "not run" is a failure."""
+    outcome: Outcome
+    compared: tuple[Compared, ...] = ()
+    skipped: tuple[str, ...] = ()
+    """Ways that did not take effect, with the reason; they count for nothing."""
+    control: ControlRow | None = None
+    seconds: float
+
+    @property
+    def red(self) -> bool:
+        """Whether this axis alone makes the gate red."""
+        return self.outcome.status in ("differs", "too_few", "vacuous") or (
+            self.required and self.outcome.status == "not_run"
+        )
+
+
+class Green(Model):
+    """At least one axis is exact and none is red."""
+
+    kind: Literal["green"] = "green"
+    tokens: int
+    """Comparisons of one token made, all axes together."""
+    axes: tuple[AxisName, ...]
+    """Proved."""
+
+
+class Red(Model):
+    """Some bits differ."""
+
+    kind: Literal["red"] = "red"
+    reasons: tuple[str, ...]
+
+
+class Unjudged(Model):
+    """Nothing was seen to differ, yet something that had to be proved was not."""
+
+    kind: Literal["unjudged"] = "unjudged"
+    reasons: tuple[str, ...]
+
+
+class RegressionReport(Manifest):
+    """gate.safetensors holds, float32 [N] in the rollout's order: `reported`, `plain` (the engine, tokens forced),
+    `trainer` where it was asked; and `valid` bool [N]. report.html and junit.xml say the same for people and CI."""
+
+    kind: Literal["regression"] = "regression"
+    verdict: Annotated[Green | Red | Unjudged, Field(discriminator="kind")]
+    axes: tuple[AxisRow, ...]
+    comparison: ControlRow
+    """The control of the comparison itself: one stored bit flipped, which must be seen as exactly one token."""
+    sequences: int
+    tokens: int
+    """Valid sampled tokens of the rollout."""
+    min_tokens: int
+    sides: dict[str, tuple[str, ...]]
+    """What really ran, by role."""
+    seconds: float
+
+
+class Lock(Model):
+    """samebits.lock: what was proved, and in which environment. Written for a green gate alone."""
+
+    schema_version: int = SCHEMA_VERSION
+    contract_version: int
+    """Of kernels/CONTRACT.md."""
+    gate: str
+    """sha256 of the manifest of the RegressionReport."""
+    axes: dict[str, int]
+    """Axes proved, with the fewest tokens any of their ways compared."""
+    not_proved: dict[str, str]
+    """Axes that did not run, with the reason."""
+    settings: dict[str, dict[str, str]]
+    """By section: what of samebits.toml the bits depend on."""
+    environment: Environment
+    sides: dict[str, tuple[str, ...]]
+    """What really ran, by role: versions, runner, attention, linears, CPU features, variables."""
