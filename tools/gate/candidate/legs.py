@@ -71,6 +71,8 @@ def contained(plan: Plan) -> Evidence:
 
 def contract_bits(plan: Plan) -> Evidence:
     """Every boundary and adversarial case has the bits of the contract."""
+    if plan.is_its_contract:
+        raise CannotRunError("on CPU the library's operator is its contract: the comparison could not fail")
     checked = elements = 0
     for name, case in plan.cases():
         got, expected = plan.call(case.args, name), plan.expected(case.args)

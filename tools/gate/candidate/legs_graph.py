@@ -120,6 +120,8 @@ def timing(plan: Plan) -> Evidence:
     """Time of the replaced operator over the time of what is under test. Runs last: only what is right is timed."""
     if plan.interpreted:
         raise CannotRunError("Triton is interpreted here; its time says nothing")
+    if plan.is_its_contract:
+        raise CannotRunError("on CPU the library's operator is its contract, written to be plain and not fast")
     numbers: dict[str, float] = {}
     for shape, dtype, text in plan.settings():
         for rows in TIMED_ROWS[plan.device.type]:

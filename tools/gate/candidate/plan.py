@@ -60,6 +60,11 @@ class Plan:
     run: Callable[..., Any] | None = None
     backward: Callable[..., Any] | None = None
 
+    @property
+    def is_its_contract(self) -> bool:
+        """The library's own operator on CPU runs its contract: some comparisons could not fail."""
+        return self.candidate is None and self.device.type == "cpu" and not self.interpreted
+
     def call(self, args: Args, what: str) -> Outputs:
         """One call of what is under test; anything it raises is red."""
         assert self.run is not None, "the leg `builds` comes first"

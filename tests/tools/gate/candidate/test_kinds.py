@@ -98,8 +98,19 @@ def test_the_librarys_own_operator_goes_through_the_same_gate(tmp_path: Path) ->
     assert {leg.name for leg in report.legs if leg.outcome.status == "not_run"} == {"paths", "graphs", "time"}
 
 
+def test_an_operator_that_is_its_contract_here_is_not_called_equal_to_it(tmp_path: Path) -> None:
+    target = target_of("linear", "cpu")
+    assert not target.interpreted
+    report, log = run_gate(target, tmp_path / "run")
+    outcomes = {leg.name: leg.outcome.status for leg in report.legs}
+    assert outcomes["rows"] == "green", log
+    assert outcomes["bits"] == outcomes["time"] == "not_run"
+    assert report.verdict.kind == "incomplete"
+    assert set(report.verdict.missing) == {"bits", "all on cuda"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rms_norm", "silu_mul", "rotary", "logprob", "linear"])
+@pytest.mark.parametrize("name", ["rms_norm", "silu_mul", "rotary", "logprob", "attention", "attention_varlen"])
 def test_every_library_operator_is_red_nowhere(name: str, tmp_path: Path) -> None:
     report, log = run_gate(target_of(name, "cpu"), tmp_path / "run")
     assert report.verdict.kind == "incomplete", ([leg for leg in report.legs if leg.outcome.status == "red"], log)
