@@ -110,11 +110,21 @@ def default_folder() -> Path:
 
 
 class Slots:
-    """Takes slots, never waiting."""
+    """Takes slots, never waiting.
 
-    def __init__(self, folder: Path, available: tuple[str, ...]) -> None:
+    Args:
+        folder: where the lock files are.
+        available: UUIDs of the GPUs; None: those that nvidia-smi lists, asked when first needed.
+    """
+
+    def __init__(self, folder: Path, available: tuple[str, ...] | None = None) -> None:
         self.folder = folder
-        self.available = available
+        self._available = available
+
+    @property
+    def available(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that jobs may take."""
+        return gpus() if self._available is None else self._available
 
     def take(self, need: Need, job: str) -> Held | None:
         """The slots, or None while too few are free.

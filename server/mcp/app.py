@@ -78,8 +78,10 @@ def make_server(
         root = roots.project / JOBS
         index = Index(root)
         sweep(root)
-        pool = Pool(index, Slots(locks or default_folder(), gpus()), python=python)
+        pool = Pool(index, Slots(locks or default_folder()), python=python)
         async with anyio.create_task_group() as group:
+            # Ahead of the first job and beside the start: nvidia-smi can take seconds.
+            group.start_soon(anyio.to_thread.run_sync, gpus)
             group.start_soon(pool.run)
             try:
                 yield App(pool, roots, python, patience_s)
