@@ -29,7 +29,7 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     job: str = ""
-    state: State | Literal[""] = ""
+    state: Annotated[State | Literal[""], WithJsonSchema({"type": "string"})] = ""
     verdict: str = ""
     summary: str
     ids: dict[str, str] = {}
@@ -111,6 +111,7 @@ WORDS = {
     "samebits diff": "diff_ops",
     "samebits minimize": "minimize_repro",
     "samebits build": "build_kernel",
+    "samebits gate": "run_regression",
     "--config": "config",
     "--set ": "overrides: ",
 }

@@ -16,6 +16,7 @@ from samebits.tools.schema.requests import (
     BuildRequest,
     CaptureRequest,
     DiffRequest,
+    GateRequest,
     InspectRequest,
     MeasureRequest,
     MinimizeRequest,
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
     from mcp.server import MCPServer
 
-Config = Annotated[str, Field(description="samebits.toml or its folder", max_length=1000)]
+Config = Annotated[str, Field(description="samebits.toml or its folder")]
 Overrides = Annotated[tuple[str, ...], Field(description='"section.key=value", on top of the file', max_length=50)]
-Rollout = Annotated[str, Field(description="stored rollout: id, or path to JSONL/parquet rows", max_length=1000)]
+Rollout = Annotated[str, Field(description="stored rollout: id, or path to JSONL/parquet rows")]
 Ctx = Context[App, Any]
 LOOKS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 WORKS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
@@ -112,7 +113,7 @@ async def diff_ops(
 
 async def minimize_repro(
     ctx: Ctx,
-    divergence: Annotated[str, Field(description="id of diff_ops' divergence", max_length=1000)],
+    divergence: Annotated[str, Field(description="id of diff_ops' divergence")],
     operator: Annotated[int, Field(ge=0, description="index in its work list")] = 0,
 ) -> Answer:
     """Cut one operator of the work list into a folder whose repro.py runs by itself (exits 0 equal, 1 differs, 2 cannot
@@ -125,9 +126,7 @@ async def minimize_repro(
 
 async def build_kernel(
     ctx: Ctx,
-    candidate: Annotated[
-        str, Field(description="folder with candidate.toml, or a library operator's name", max_length=1000)
-    ],
+    candidate: Annotated[str, Field(description="folder with candidate.toml, or a library operator's name")],
     device: Literal["auto", "cpu", "cuda"] = "auto",
     timing: bool = True,
 ) -> Answer:
@@ -136,6 +135,23 @@ async def build_kernel(
     with mistakes():
         folder = candidate if candidate.isidentifier() else str(app.roots.path(candidate, "candidate"))
         request = BuildRequest(candidate=folder, device=device, timing=timing)
+    return await app.carry_out(ctx, request)
+
+
+async def run_regression(
+    ctx: Ctx,
+    config: Config = ".",
+    overrides: Overrides = (),
+    rollout: Rollout = "",
+    axes: Annotated[tuple[str, ...], Field(description="only these; [] as [gate] says, else all")] = (),
+    require: Annotated[tuple[str, ...], Field(description="must have run")] = (),
+) -> Answer:
+    """The gate: every axis exact, each with a negative control that must fail. verdict equal is the only pass."""
+    app = app_of(ctx)
+    with mistakes():
+        stored = app.artifact(rollout, "rollout") if rollout else None
+        experiment = app.experiment(config, overrides)
+        request = GateRequest(experiment=experiment, rollout=stored, axes=axes, require=require)
     return await app.carry_out(ctx, request)
 
 
@@ -151,3 +167,4 @@ def register(server: MCPServer[App], *, read_only: bool) -> None:
     server.add_tool(diff_ops, title="Find the operators that differ", annotations=WORKS)
     server.add_tool(minimize_repro, title="Cut a minimal repro", annotations=WORKS)
     server.add_tool(build_kernel, title="Build and check a kernel", annotations=WORKS)
+    server.add_tool(run_regression, title="Run the regression gate", annotations=WORKS)

@@ -18,7 +18,7 @@ from samebits.server.mcp.roots import Roots
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTABLE = {"name", "description", "license", "compatibility", "metadata", "allowed-tools"}
-PLANNED = ("propose_change", "apply_change", "run_regression")
+PLANNED = ("propose_change", "apply_change")
 PAGES = sorted([ROOT / "SKILL.md", *(ROOT / "skill").rglob("*.md")])
 
 

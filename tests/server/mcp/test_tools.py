@@ -21,6 +21,7 @@ TOOLS = {
     "diff_ops",
     "minimize_repro",
     "build_kernel",
+    "run_regression",
     "wait_job",
     "cancel_job",
 }
@@ -268,4 +269,6 @@ async def test_the_prompts_name_the_experiment_and_only_tools_that_exist(era: st
             got = await client.get_prompt(prompt.name, {"config": "some/samebits.toml"})
             text = got.messages[0].content.text
             assert "some/samebits.toml" in text
-            assert set(re.findall(r"\b[a-z]+_(?:setup|gap|activations|ops|repro|kernel|job)\b", text)) <= TOOLS
+            assert (
+                set(re.findall(r"\b[a-z]+_(?:setup|gap|activations|ops|repro|kernel|regression|job)\b", text)) <= TOOLS
+            )
