@@ -55,18 +55,15 @@ def result_of(report: RegressionReport, folder: str, source: Source) -> Result:
 
 
 def _row(axis: AxisRow) -> dict[str, Cell]:
-    outcome, control = axis.outcome, axis.control
-    tokens = sum(way.stats.tokens for way in axis.compared)
+    control = axis.control
     return {
         "axis": axis.name,
-        "outcome": outcome.status.replace("_", " "),
-        "ways": len(axis.compared),
-        "tokens": tokens,
+        "outcome": axis.outcome.status.replace("_", " "),
+        "tokens": sum(way.stats.tokens for way in axis.compared),
         "nonzero": sum(way.stats.nonzero for way in axis.compared) if axis.compared else None,
-        "max": max((way.stats.max for way in axis.compared), default=None),
-        "control": "" if control is None else f"{control.stats.nonzero}/{control.stats.tokens} differ",
-        "disturbed, or why not run": _detail(axis),
-        "seconds": round(axis.seconds, 1),
+        "control": "" if control is None else f"{control.stats.nonzero} differ",
+        "what differs, was disturbed, or kept it from running": _detail(axis),
+        "s": round(axis.seconds, 1),
     }
 
 
@@ -75,7 +72,7 @@ def _detail(axis: AxisRow) -> str:
     if outcome.status in ("not_run", "vacuous"):
         return outcome.reason
     if outcome.status == "differs":
-        return f"{outcome.way}"
+        return outcome.way
     return "" if axis.control is None else axis.control.disturbed
 
 

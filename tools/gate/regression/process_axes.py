@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from samebits.tools.gate.regression.bench import Bench
     from samebits.tools.sides.protocol import Scores
 
-SWITCH = {"VLLM_CPU_ATTN_SPLIT_KV": "1", "OMP_NUM_THREADS": "2"}
+SWITCH = {"VLLM_CPU_ATTN_SPLIT_KV": "1", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
+"""Two threads, that there is something to split; they must not spin while others work."""
 SWITCHED = "the KV split of the CPU attention switched on, two threads"
 HOT = 0.7
 
