@@ -12,7 +12,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all check lint types contracts links dist clean
+.PHONY: help venv demo gate test test-all check lint types contracts links dist clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -22,6 +22,9 @@ venv:  ## the virtual environment alone
 
 demo: venv  ## the whole story on a tiny model, from a gap to exact zero (GPU=1 on a GPU machine)
 	@$(VENV)/bin/samebits demo $(if $(GPU),--gpu) $(ARGS)
+
+gate: venv  ## the fast regression gate on a tiny model on CPU; exits as the gate does
+	@$(VENV)/bin/samebits gate --tiny qwen3 $(ARGS)
 
 test: venv  ## every test that is not slow
 	@$(PYTEST) -m "not slow" $(ARGS)
