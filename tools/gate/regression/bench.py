@@ -25,14 +25,16 @@ if TYPE_CHECKING:
     from samebits.tools.measure.rollouts import Source
     from samebits.tools.measure.sides import Role, Sides
     from samebits.tools.measure.ways import Variant
+    from samebits.tools.schema.artifacts.capture import Tap
     from samebits.tools.schema.artifacts.regression import ControlRow
-    from samebits.tools.schema.sites import Site
     from samebits.tools.sides.protocol import RolloutData, Scores, Sequence
 
     At = Callable[[Sequence], int | None]
 
 FLIPPED = 8
-"""Sequences in which a control moves one element, so that rounding does not swallow all of them."""
+"""Sequences in which a control moves elements, so that rounding does not swallow all of them."""
+COLUMNS = 4
+"""Elements it moves in a row."""
 
 
 def last_of_prompt(sequence: Sequence) -> int | None:
@@ -52,7 +54,7 @@ class Bench:
     """Other weights for the same model, once made."""
     with_changed: Scores | None = None
     """The engine's logprobs after those were pushed."""
-    _sites: dict[Role, Site | str] = field(default_factory=dict)
+    _taps: dict[Role, Tap | str] = field(default_factory=dict)
 
     @property
     def data(self) -> RolloutData:
@@ -96,37 +98,42 @@ class Bench:
         at: At = last_of_prompt,
         against: Scores | None = None,
     ) -> None:
-        """Run the way again with one element moved by one ulp in it alone: the check must see it."""
-        site = self.site(role)
-        if isinstance(site, str):
-            tried.no_control = site
+        """Run the way again with a few elements moved by one ulp in it alone: the check must see it."""
+        tap = self.tap(role)
+        if isinstance(tap, str):
+            tried.no_control = tap
             return
-        flips = self.flips(site, at)
+        flips = self.flips(tap, at)
         if not flips:
             tried.no_control = "no sequence has a row that this control could move"
             return
         other, _ = self.sides.score(role, self.source.folder, how, edits=flips)
         plain = against or self.plain[role]
-        what = f"{words}, one element of {site} moved by one ulp in {len(flips)} sequences"
+        what = f"{words}, {described(flips)}"
         tried.control = judge.control(what, plain.logprob_N, other.logprob_N, self.used(plain, other))
 
-    def flips(self, site: Site, at: At) -> tuple[Flip, ...]:
-        """One element per sequence, in sequences spread over the rollout."""
+    def flips(self, tap: Tap, at: At) -> tuple[Flip, ...]:
+        """A few elements of one row per sequence, in sequences spread over the rollout."""
         places = [
             (i, position)
             for i, sequence in enumerate(self.data.sequences)
             if sequence.sampled and (position := at(sequence)) is not None
         ]
         step = max(1, len(places) // FLIPPED)
-        return tuple(Flip(site=site, sequence=i, position=position) for i, position in places[::step][:FLIPPED])
+        columns = range(0, tap.columns, max(1, -(-tap.columns // COLUMNS)))
+        return tuple(
+            Flip(site=tap.site, sequence=i, position=position, column=column)
+            for i, position in places[::step][:FLIPPED]
+            for column in columns
+        )
 
-    def site(self, role: Role) -> Site | str:
+    def tap(self, role: Role) -> Tap | str:
         """The first module output with token rows; or why no element of this side can be moved."""
-        if role not in self._sites:
-            self._sites[role] = self._find_site(role)
-        return self._sites[role]
+        if role not in self._taps:
+            self._taps[role] = self._find_tap(role)
+        return self._taps[role]
 
-    def _find_site(self, role: Role) -> Site | str:
+    def _find_tap(self, role: Role) -> Tap | str:
         opened = self.sides.session(role).opened
         compiled = str(opened.facts.get("compiled", "")) if opened is not None else ""
         if compiled not in ("", "NONE", "False"):
@@ -138,7 +145,13 @@ class Bench:
         if bool((gap.differs(plain.logprob_N, captured.logprob_N) & self.used(plain, captured)).any()):
             return "the recorder itself moves bits of this side, so an edit would prove nothing"
         tap = first_output(artifact.read(folder / "capture", CaptureManifest).taps)
-        return tap.site if tap is not None else "no module output with token rows could be found"
+        return tap if tap is not None else "no module output with token rows could be found"
+
+
+def described(flips: tuple[Flip, ...]) -> str:
+    """What was moved, in words."""
+    rows = len({(flip.sequence, flip.position) for flip in flips})
+    return f"{len(flips) // rows} elements of {flips[0].site} moved by one ulp in each of {rows} sequences"
 
 
 def disturbed(bench: Bench, words: str, a: Scores, b: Scores) -> ControlRow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from samebits.tools.gate.regression import judge
-from samebits.tools.gate.regression.bench import disturbed
+from samebits.tools.gate.regression.bench import described, disturbed, last_of_prompt
 from samebits.tools.gate.regression.judge import Tried
 from samebits.tools.job.job import device_of
 from samebits.tools.measure.sides import score_with
@@ -34,18 +34,18 @@ def switchable(bench: Bench) -> bool:
 def restart(bench: Bench) -> Tried:
     """A new process with the same settings. Where no switch is known, its control is an element moved in it."""
     tried, plain = Tried(), bench.plain["rollout"]
-    site = "" if switchable(bench) else bench.site("rollout")
+    tap = "" if switchable(bench) else bench.tap("rollout")
     bench.sides.close("rollout")
     job = bench.sides.job
     with job.open_side("rollout", bench.sides.experiment) as session:
         again, _ = score_with(session, job, "rollout", bench.source.folder, How())
         bench.compare(tried, "this process against a new one", plain, again)
-        if isinstance(site, str):
-            tried.no_control = site
+        if isinstance(tap, str):
+            tried.no_control = tap
         else:
-            flips = bench.flips(site, lambda s: len(s.prompt) - 1)
+            flips = bench.flips(tap, last_of_prompt)
             moved, _ = score_with(session, job, "rollout", bench.source.folder, How(), edits=flips)
-            words = f"in the new process alone, one element of {site} moved by one ulp in {len(flips)} sequences"
+            words = f"in the new process alone, {described(flips)}"
             tried.control = disturbed(bench, words, plain, moved)
     return tried
 

@@ -1,0 +1,93 @@
+"""`samebits gate` as CI calls it: exit codes, JUnit and lock, also without a verdict. Real worker and trainer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "samebits.server.cli.main"]
+SIDES = Path(__file__).parents[2] / "tools" / "gate" / "regression"
+EXPERIMENT = """
+device = "cpu"
+[rollout]
+side = "file:rows.jsonl"
+model = "model"
+[trainer]
+side = "python:steady_side:factory"
+dtype = "float32"
+[gate]
+min_tokens = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment whose rollout is a file of rows with made-up logprobs."""
+    folder = tmp_path_factory.mktemp("gate")
+    spec = importlib.util.spec_from_file_location("steady_writer", SIDES / "steady_side.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.write(folder / "model")
+    rows = [{"prompt_ids": [n, 2], "sampled_ids": [3, 4], "logprobs": [-1.0, -2.0]} for n in range(4)]
+    (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    (folder / "samebits.toml").write_text(EXPERIMENT, encoding="utf-8")
+    return folder
+
+
+def gate(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(SIDES)}
+    return subprocess.run(
+        [*COMMAND, "gate", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def suite(path: Path) -> ElementTree.Element:
+    return ElementTree.parse(path).getroot()[0]
+
+
+def test_green_exits_0_and_leaves_junit_and_a_lock(place: Path) -> None:
+    done = gate("--axes", "trainer_repeat,batch", "--junit", "green.xml", "--out", "green", "--json", cwd=place)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["result"]["verdict"] == "equal"
+    assert (suite(place / "green.xml").get("failures"), suite(place / "green.xml").get("skipped")) == ("0", "1")
+    assert json.loads((place / "samebits.lock").read_text(encoding="utf-8"))["axes"] == {"trainer_repeat": 8}
+    assert (place / "green" / "gate" / "report.html").is_file()
+
+
+def test_red_exits_1_and_writes_no_lock(place: Path) -> None:
+    done = gate("--axes", "trainer_rollout", "--junit", "red.xml", "--lock", "red.lock", "--out", "red", cwd=place)
+    assert done.returncode == 1, done.stderr
+    assert "trainer_rollout" in done.stdout
+    assert suite(place / "red.xml").get("failures") == "1"
+    assert not (place / "red.lock").exists()
+
+
+def test_without_a_verdict_it_exits_2_and_junit_holds_one_error(place: Path) -> None:
+    done = gate("--axes", "bach", "--junit", "none.xml", "--lock", "none.lock", "--out", "none", cwd=place)
+    assert done.returncode == 2
+    assert "Next:" in done.stderr
+    assert (suite(place / "none.xml").get("tests"), suite(place / "none.xml").get("errors")) == ("1", "1")
+    assert not (place / "none.lock").exists()
+
+
+def test_tiny_brings_its_own_experiment(tmp_path: Path) -> None:
+    done = gate("--tiny", "qwen3", "--set", "device=cpu", cwd=tmp_path)
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert "brings its own experiment" in done.stderr
+    assert gate("--tiny", "gpt2", cwd=tmp_path).returncode == 2
