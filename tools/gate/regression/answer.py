@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from samebits.tools.gate.regression.write import LOCK
 from samebits.tools.schema.results import Result
 
 if TYPE_CHECKING:
+    from samebits.tools.job.job import Job
     from samebits.tools.measure.rollouts import Source
     from samebits.tools.schema.artifacts.regression import AxisRow, RegressionReport
     from samebits.tools.schema.results import Cell
@@ -23,10 +25,14 @@ DIFF = {
 """Axes that `samebits diff --against` localises."""
 
 
-def result_of(report: RegressionReport, folder: str, source: Source) -> Result:
+def result_of(report: RegressionReport, folder: str, source: Source, job: Job) -> Result:
     """Verdict, summary, table and the next verb."""
     verdict = report.verdict
-    ids = {"regression": folder, "report": f"{folder}/report.html", "rollout": str(source.folder)}
+    ids = {
+        "regression": folder,
+        "report": f"{folder}/report.html",
+        "rollout": os.path.relpath(source.folder, job.folder),
+    }
     rows = tuple(_row(axis) for axis in report.axes)
     skipped = [axis.name for axis in report.axes if axis.outcome.status == "not_run"]
     also = f" Not run: {', '.join(skipped)}." if skipped else ""

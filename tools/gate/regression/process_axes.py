@@ -9,6 +9,7 @@ from samebits.tools.gate.regression.bench import described, disturbed, last_of_p
 from samebits.tools.gate.regression.judge import Tried
 from samebits.tools.job.job import device_of
 from samebits.tools.measure.sides import score_with
+from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.passes import How
 from samebits.tools.sides import rollout_store
 from samebits.tools.sides.protocol import RolloutData
@@ -54,9 +55,15 @@ def switched_controls(bench: Bench, batch: Tried | None, restarted: Tried | None
     """One engine in which company matters: the control of batch (within it) and of restart (against the first one)."""
     bench.sides.close("rollout")
     job = bench.sides.job
-    with job.open_side("rollout", bench.sides.experiment, env=SWITCH) as session:
-        together, _ = score_with(session, job, "rollout", bench.source.folder, How())
-        alone, _ = score_with(session, job, "rollout", bench.source.folder, How(concurrency=1))
+    try:
+        with job.open_side("rollout", bench.sides.experiment, env=SWITCH) as session:
+            together, _ = score_with(session, job, "rollout", bench.source.folder, How())
+            alone, _ = score_with(session, job, "rollout", bench.source.folder, How(concurrency=1))
+    except UserError as error:
+        for tried in (batch, restarted):
+            if tried is not None:
+                tried.no_control = f"{SWITCHED}: {error.thing}: {error.reason}"
+        return
     if batch is not None:
         batch.control = disturbed(bench, f"{SWITCHED}: all in flight against each alone", together, alone)
     if restarted is not None:

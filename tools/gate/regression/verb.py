@@ -81,7 +81,7 @@ def run_regression(request: GateRequest, job: Job) -> Result:
             if name in asked
         )
         report, folder = write(Run(bench, rows, time.monotonic() - begun))
-    return result_of(report, folder, source)
+    return result_of(report, folder, source, job)
 
 
 def _experiment(request: GateRequest, job: Job) -> Experiment:

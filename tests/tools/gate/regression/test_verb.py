@@ -226,3 +226,30 @@ def test_stored_columns_are_those_that_were_compared(gated: Callable[..., Any], 
     stored = artifact.load_tensors(tmp_path / "gate", "gate.safetensors")
     assert sorted(stored) == ["plain", "reported", "trainer", "valid"]
     assert torch.equal(stored["plain"].view(torch.int32), stored["trainer"].view(torch.int32))
+
+
+def test_a_switch_that_changes_nothing_makes_restart_vacuous(
+    gated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("samebits.tools.gate.regression.process_axes.switchable", lambda bench: True)
+    result, report = gated(axes=("restart",))
+    assert report.axes[0].outcome.status == "vacuous"
+    assert result.exit_code == 2
+
+
+def test_an_engine_that_refuses_the_switch_leaves_its_axes_without_a_control(
+    gated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("samebits.tools.gate.regression.process_axes.switchable", lambda bench: True)
+    opened = Job.open_side
+
+    def refuse(self: Job, role: Any, experiment: Any, **given: Any) -> Any:
+        if "env" in given:
+            raise UserError("the engine", "does not start", "look")
+        return opened(self, role, experiment, **given)
+
+    monkeypatch.setattr(Job, "open_side", refuse)
+    _, report = gated(axes=("restart",))
+    assert report.axes[0].outcome.status == "not_run"
+    assert "the engine: does not start" in report.axes[0].outcome.reason
+    assert len(report.axes[0].compared) == 1
