@@ -129,7 +129,9 @@ class Index:
 
     def _insert(self, row: Row) -> None:
         values = (row.id, row.kind, row.state, row.created, row.started, row.ended, row.owner, row.owner_start)
-        self.connection.execute(f"INSERT OR IGNORE INTO jobs ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+        # A server's own entry stands before one that another server made of the same folder a moment ago.
+        mode = "REPLACE" if row.owner else "IGNORE"
+        self.connection.execute(f"INSERT OR {mode} INTO jobs ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
     def _fresh(self, row: Row) -> Row:
         """The entry with the state its folder shows now; a change is written down."""

@@ -129,8 +129,20 @@ def spawn(
         "memory_limit_bytes": memory_limit_bytes,
         "grace_s": GRACE_S,
     }
+    try:
+        process = _warden(folder, spec, env, keep)
+    except OSError as error:
+        raise UserError(
+            str(folder), f"no process can be started: {error}", "see what is full: memory, disk, processes"
+        ) from error
+    return Running(folder, process)
+
+
+def _warden(
+    folder: Path, spec: dict[str, object], env: Mapping[str, str] | None, keep: tuple[int, ...]
+) -> subprocess.Popen[bytes]:
     with (folder / "log.txt").open("ab") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-I", "-S", str(WARDEN), json.dumps(spec)],
             stdin=subprocess.PIPE,
             stdout=log,
@@ -139,7 +151,6 @@ def spawn(
             pass_fds=keep,
             env=dict(os.environ if env is None else env) | {JOB_VARIABLE: str(folder)},
         )
-    return Running(folder, process)
 
 
 def memory_limit_bytes(request: Request) -> int:

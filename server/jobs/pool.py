@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05
 QUEUE_LIMIT = 1000
+CLOSE_S = 40.0
+"""A closing server waits so long for its wardens; they finish without it all the same."""
 SECRET = re.compile(r"(^|_)(TOKENS?|SECRETS?|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|KEY)(_|$)", re.IGNORECASE)
 
 
@@ -55,6 +57,7 @@ class Pool:
         self.python = python
         self.default_time_limit_s = default_time_limit_s
         self.entries: dict[str, Entry] = {}
+        self._arrived = anyio.Event()
 
     def submit(self, request: Request) -> str:
         """Write the job down and queue it; returns its id.
@@ -81,25 +84,30 @@ class Pool:
             time_limit_s=pool.time_limit_s if pool else self.default_time_limit_s,
             memory_limit_bytes=launch.memory_limit_bytes(request),
         )
+        self._arrived.set()
         return folder.name
 
     async def run(self) -> None:
         """Start and follow jobs for ever."""
         while True:
+            if not self.entries:
+                self._arrived = anyio.Event()
+                await self._arrived.wait()
             self.turn()
             await anyio.sleep(POLL_S)
 
     def turn(self) -> None:
         """One look at every job."""
-        full: set[Need] = set()
+        # Who waits for a GPU lets no later one pass by, or a job that needs several would wait for ever.
+        full: set[str] = set()
         for entry in list(self.entries.values()):
             if entry.running is not None:
                 if entry.running.outcome() is not None:
                     self._end(entry, job_folder.state(entry.folder, owner_alive=True))
             elif (entry.folder / "cancel").exists():
                 self._end(entry, "cancelled")
-            elif entry.need not in full:
-                full |= set() if self._start(entry) else {entry.need}
+            elif (kind := entry.need.slot or "gpu") not in full and not self._start(entry):
+                full.add(kind)
 
     def cancel(self, job: str) -> None:
         """Ask for a job's end; whoever owns it, its warden or its pool looks for the mark."""
@@ -126,7 +134,7 @@ class Pool:
                 self._end(entry, "interrupted")
             elif entry.running.process.stdin is not None:
                 entry.running.process.stdin.close()
-        with anyio.move_on_after(launch.GRACE_S):
+        with anyio.move_on_after(CLOSE_S):
             while self.entries:
                 self.turn()
                 await anyio.sleep(POLL_S)

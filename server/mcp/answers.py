@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
@@ -41,22 +43,22 @@ class Answer(BaseModel):
     next: str = ""
 
 
-def of_job(row: Row, folder_path: Any, *, waiting_for: str = "", log: str = "") -> Answer:
+def of_job(row: Row, folder: Path, *, waiting_for: str = "", log: str = "") -> Answer:
     """What a job has to say now.
 
     Raises:
         ToolError: it failed: what happened and what to call next.
     """
     if not row.is_ended:
-        return _unfinished(row, folder_path, waiting_for, log)
-    outcome = job_folder.outcome(folder_path)
+        return _unfinished(row, folder, waiting_for, log)
+    outcome = job_folder.outcome(folder)
     if isinstance(outcome, Succeeded):
-        return _result(row, outcome.result, log)
+        return _result(row, folder, outcome.result, log)
     raise ToolError(_failure(row, outcome, log))
 
 
-def _unfinished(row: Row, folder_path: Any, waiting_for: str, log: str) -> Answer:
-    event = job_folder.last_event(folder_path)
+def _unfinished(row: Row, folder: Path, waiting_for: str, log: str) -> Answer:
+    event = job_folder.last_event(folder)
     said = ""
     if event is not None:
         count = f" ({event.done}/{event.total})" if event.total else ""
@@ -72,14 +74,14 @@ def _unfinished(row: Row, folder_path: Any, waiting_for: str, log: str) -> Answe
     )
 
 
-def _result(row: Row, result: Result, log: str) -> Answer:
+def _result(row: Row, folder: Path, result: Result, log: str) -> Answer:
     rows = [{_cell(name): _value(value) for name, value in entry.items()} for entry in result.rows[:ROWS]]
     answer = Answer(
         job=row.id,
         state="succeeded",
         verdict=result.verdict,
         summary=clean(result.summary, SUMMARY_CHARS),
-        ids={_cell(name): f"{row.id}/{_cell(path)}" for name, path in list(result.ids.items())[:50]},
+        ids={_cell(name): _id(folder, path) for name, path in list(result.ids.items())[:50]},
         rows=rows,
         truncated=result.truncated or len(rows) < len(result.rows),
         total=max(result.total, len(result.rows)),
@@ -144,6 +146,12 @@ def _failure(row: Row, outcome: Outcome, log: str) -> str:
     if outcome.error != "user":
         text += f" Next: wait_job(job={row.id!r}, log_lines=60) shows the end of its log (untrusted text)."
     return text + (f"\n--- untrusted log ---\n{log}" if log else "")
+
+
+def _id(folder: Path, path: str) -> str:
+    """JOB/NAME of an artifact, also where it is another job's; the path of what lies elsewhere."""
+    real, jobs = Path(os.path.normpath(folder / path)), folder.parent
+    return _cell(str(real.relative_to(jobs) if jobs in real.parents else real))
 
 
 def _cell(text: str) -> str:

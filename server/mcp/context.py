@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,12 +54,16 @@ class App:
         self.roots.check(experiment, self.python)
         return experiment
 
-    def artifact(self, text: str, what: str) -> str:
+    def artifact(self, text: str, kind: str) -> str:
         """The path of an artifact named by id (JOB/NAME, as `ids` of an answer give it) or by path.
 
+        Args:
+            kind: of its manifest; a file has none.
+
         Raises:
-            UserError: not there, another kind of id, or outside the roots.
+            UserError: not there, of another kind, or outside the roots.
         """
+        what = kind
         job, _, rest = text.partition("/")
         if rest and self.row(job) is not None:
             path = self.pool.index.folder(job) / rest
@@ -75,6 +80,9 @@ class App:
                 "no such artifact",
                 "give an id out of `ids` of an answer; wait_job() lists the jobs",
             )
+        if path.is_dir() and (found := manifest_kind(path)) != kind:
+            named = f"a {clean(found, 40, lines=False)}" if found else "no artifact"
+            raise UserError(f"{what} {text!r}", f"is {named}", f"give the id of a {kind}; wait_job() lists the jobs")
         return str(path)
 
     def row(self, job: str) -> Row | None:
@@ -125,6 +133,15 @@ class App:
             if event is not None and event != seen:
                 seen, steps = event, steps + 1
                 await ctx.report_progress(steps, message=clean(f"{event.phase}: {event.message}", 200, lines=False))
+
+
+def manifest_kind(folder: Path) -> str:
+    """The kind that an artifact folder says it is; "" when it says none."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+    except (OSError, ValueError):
+        return ""
+    return str(manifest.get("kind", "")) if isinstance(manifest, dict) else ""
 
 
 def refused(error: UserError | ValidationError) -> ToolError:

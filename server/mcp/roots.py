@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +10,6 @@ from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
     from samebits.tools.schema.experiment import Experiment
-
-ENTRIES = 2000
-"""Entries of a named folder whose links are followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +59,8 @@ class Roots:
                 f"name a path below {self._said()}, or have the person who runs the server add --root",
             )
         if whole and path.is_dir():
-            for entry in list(os.scandir(path))[:ENTRIES]:
-                if entry.is_symlink() and not self.holds(Path(entry.path)):
+            for entry in sorted(path.iterdir()):
+                if entry.is_symlink() and not self.holds(entry):
                     raise UserError(
                         f"{what} {text!r}",
                         f"its link {entry.name!r} leads outside the allowed folders",

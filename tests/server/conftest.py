@@ -83,6 +83,8 @@ elif do == "artifact":
     open(folder + "/gap/gap.safetensors", "wb").write(b"\0" * 10)
     os.symlink("/etc", folder + "/outside")
     answer(ids=dict(gap="gap"))
+elif do == "elsewhere":
+    answer(ids=dict(rollout=os.path.relpath(request["rollout"], folder)))
 elif do == "torn":
     open(folder + "/result.json", "w").write('{{"state": "succeeded", "res')
 else:

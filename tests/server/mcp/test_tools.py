@@ -179,6 +179,22 @@ async def test_a_mistake_is_said_with_what_to_do_next(
     assert list((project / ".samebits" / "jobs").glob("*/request.json")) == [], "a refused call makes no job"
 
 
+async def test_an_id_of_another_kind_or_of_a_damaged_artifact_is_refused(
+    connected: Any, doing: Any, error_of: Any, project: Path
+) -> None:
+    async with connected() as client:
+        job = (await client.call_tool("measure_gap", doing("artifact", 5))).structured_content["job"]
+        manifest = project / ".samebits" / "jobs" / job / "gap" / "manifest.json"
+        for content, words in (('{"kind": "gap"}', "is a gap"), ("torn {", "is no artifact")):
+            manifest.write_text(content)
+            told = error_of(await client.call_tool("minimize_repro", {"divergence": f"{job}/gap"}))
+            assert words in told
+            assert "Next: give the id of a divergence" in told
+        manifest.write_text('{"kind": "rollout"}')
+        taken = await client.call_tool("measure_gap", doing("elsewhere") | {"rollout": f"{job}/gap"})
+        assert taken.structured_content["ids"] == {"rollout": f"{job}/gap"}, "an id again, though it is another job's"
+
+
 async def test_an_id_that_leaves_its_job_is_refused(connected: Any, doing: Any, error_of: Any) -> None:
     async with connected() as client:
         job = (await client.call_tool("measure_gap", doing("artifact", 5))).structured_content["job"]
