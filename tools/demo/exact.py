@@ -107,4 +107,5 @@ def find_planted_ulp(job: Job, experiment: Experiment, rollout: Path) -> Planted
     after = [tap.order for tap in own.rowed if tap.order > target.order]
     found = bool(differing) and own.tap(first).order == min(after, default=-1) and differing[0].differing == 1
     place = f"sequence {sequence}, position {position}"
-    return Planted(found, f"planted in {target.site} ({place}); the first differing row is there, read by {first}", moved)
+    text = f"planted in {target.site} ({place}); the first differing row is there, read by {first}"
+    return Planted(found, text, moved)

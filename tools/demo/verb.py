@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from samebits.tools.schema.requests import DemoRequest
 
 
+MANY = Workload(prompts=32, prompt_tokens=(3, 200), new_tokens=32)
+FEW = Workload(prompts=12, prompt_tokens=(3, 200), new_tokens=16)
+"""For the steps that look at activations one operator at a time."""
+
+
 @dataclass(slots=True)
 class Story:
     """What the steps add to."""
@@ -59,7 +64,9 @@ class Story:
         self.job.emit("demo", f"{number}. {title}: {text}", number, 7)
 
 
-def experiment_for(model: Path, device: str, switches: dict[str, str], kernels: str = "none") -> Experiment:
+def experiment_for(
+    model: Path, device: str, switches: dict[str, str], kernels: str = "none", workload: Workload = MANY
+) -> Experiment:
     """The demo's experiment. The engine is eager: its operators can then be tapped one by one.
 
     Args:
@@ -77,7 +84,7 @@ def experiment_for(model: Path, device: str, switches: dict[str, str], kernels: 
                 model=str(model), eager=True, max_model_len=512, env=switches, engine={"max_num_batched_tokens": 8192}
             ),
             "trainer": Trainer.model_validate(trainer | {"env": switches}),
-            "workload": Workload(prompts=32, prompt_tokens=(3, 200), new_tokens=32),
+            "workload": workload,
         }
     )
 
@@ -86,14 +93,16 @@ def run_demo(request: DemoRequest, job: Job) -> Result:
     """Carry out the seven steps; the verdict is exact only if every step saw what it must."""
     device = device_of(Experiment(device=request.device))
     model = write_tiny(job.folder / "model", request.family)
-    # One thread never splits the keys; two show what a user's machine does.
-    threads = {"OMP_NUM_THREADS": "2"} if device == "cpu" else {}
-    stock = experiment_for(model, device, threads)
+    one = {"OMP_NUM_THREADS": "1"} if device == "cpu" else {}
+    # Waiting threads sleep: on a busy machine spinning ones take all the time there is.
+    two = {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"} if device == "cpu" else {}
+    stock = experiment_for(model, device, one)
     story = Story(job, stock)
     gap, before = _gap(story, stock)
-    named, switches = _against_itself(story, stock)
-    switches |= threads
-    work = _work_list(story, experiment_for(model, device, switches))
+    # The keys are split over threads: with one there is nothing to see.
+    named, switches = _against_itself(story, experiment_for(model, device, two, workload=FEW))
+    switches |= one
+    work = _work_list(story, experiment_for(model, device, switches, workload=FEW))
     cut = _repro(story, work[1])
     closed = experiment_for(model, device, switches, kernels="vllm")
     proven = exact_and_update(story.part("exact"), closed)
@@ -137,9 +146,7 @@ def _gap(story: Story, experiment: Experiment) -> tuple[GapReport, list[float]]:
 
 def _against_itself(story: Story, experiment: Experiment) -> tuple[bool, dict[str, str]]:
     part = story.part("itself")
-    run_diff(
-        DiffRequest(experiment=experiment, rollout=str(story.job.folder / "measure" / "rollout"), against="batch"), part
-    )
+    run_diff(DiffRequest(experiment=experiment, against="batch"), part)
     found = artifact.read(part.folder / "divergence", DivergenceManifest)
     switches = {name: value for item in found.work for name, value in item.cause.switch.items()}
     if not found.work:

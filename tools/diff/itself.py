@@ -33,10 +33,13 @@ from samebits.tools.store import artifact
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+
     from samebits.tools.align.taps import Taps
     from samebits.tools.job.job import Job
     from samebits.tools.schema.artifacts.gap import GapStats
     from samebits.tools.schema.requests import DiffRequest
+    from samebits.tools.sides.protocol import RolloutData
 
 WAYS: dict[str, tuple[How, str]] = {
     "batch": (How(concurrency=1), "each sequence alone"),
@@ -54,22 +57,27 @@ def diff_itself(request: DiffRequest, job: Job) -> Result:
     """
     how, words = WAYS[request.against]
     search = Search(request, job, how)
-    first_gap: GapStats | None = None
-    while len(search.work) < request.max_operators:
-        look = search.look()
-        first_gap = first_gap or look.gap
-        if look.first is None or not search.name(look):
+    look = first_look = search.look({})
+    while look.item is not None and len(search.work) < request.max_operators:
+        following = search.name(look)
+        if following is None:
             break
-    assert first_gap is not None
-    return _finish(search, look, first_gap, words)
+        look = following
+    return _finish(search, look, first_look.gap, words)
+
+
+LOOKED_AT = 4
+"""Sequences whose activations are compared."""
 
 
 @dataclass(slots=True)
 class Look:
-    """Both ways under the present switches."""
+    """Both ways under one set of switches."""
 
+    switches: dict[str, str]
     gap: GapStats
-    compared: int
+    gone: bool
+    """The site that was asked about has no differing row."""
     first: Pair | None
     item: WorkItem | None
 
@@ -82,60 +90,67 @@ class Search:
     job: Job
     how: How
     rollout: Path | None = None
-    switches: dict[str, str] = field(default_factory=dict)
     work: list[WorkItem] = field(default_factory=list)
     passes: dict[str, int] = field(default_factory=dict)
 
-    def look(self, extra: dict[str, str] | None = None, site: Pair | None = None) -> Look:
-        """Run both ways with the switches so far (and `extra`); describe the first operator at fault unless only `site`
-        is asked for."""
-        env = self.switches | (extra or {})
-        with self.job.open_side("rollout", self.request.experiment, env=env) as engine:
+    def look(self, switches: dict[str, str], site: Pair | None = None) -> Look:
+        """Run both ways with these switches: is the difference at `site` gone, and which operator is first at fault?"""
+        with self.job.open_side("rollout", self.request.experiment, env=switches) as engine:
             if self.rollout is None:
                 self.rollout = obtain(self.request.rollout, self.request.experiment, engine, self.job)
             data = rollout_store.read(self.rollout)
             if not bool(data.valid_N.any()):
                 raise UserError("the rollout", "no valid token", "check its mask")
             asker = Asker(self.job, self.rollout, {"rollout": engine}, self.passes)
-            plain = asker.score("rollout", "plain", CapturePlan())
-            other = asker.score("rollout", self.request.against, CapturePlan(), how=self.how)
+            plain = asker.score("rollout", "plain")
+            other = asker.score("rollout", self.request.against, how=self.how)
             gap = stats(plain.logprob_N, other.logprob_N, data.valid_N & other.scored_N)
-            shared = _shared(plain.taps, other.taps)
-            first = None if gap.exact else _first(shared, plain.taps, other.taps)
-            if site is not None:
-                gone = not any(counted.differing for counted in by_digest([site], plain.taps, other.taps))
-                return Look(gap, len(shared), None if gone else site, None)
-            item = None if first is None else _item(asker, first, self.how, gap, len(self.work))
-        return Look(gap, len(shared), first, item)
+            if gap.exact:
+                return Look(switches, gap, gone=True, first=None, item=None)
+            plan = CapturePlan(sequences=self._differing(data, plain.logprob_N != other.logprob_N))
+            one = asker.score("rollout", "plain-digest", plan).taps
+            two = asker.score("rollout", f"{self.request.against}-digest", plan, how=self.how).taps
+            if site is not None and any(counted.differing for counted in by_digest([site], one, two)):
+                return Look(switches, gap, gone=False, first=None, item=None)
+            first = _first(_shared(one, two), one, two)
+            index = len(self.work) + (site is not None)
+            item = None if first is None else _item(asker, first, self.how, gap, index, plan)
+        return Look(switches, gap, gone=True, first=first, item=item)
 
-    def name(self, look: Look) -> bool:
-        """Put the item on the list with its cause; True when a trigger took its difference away and the search can go
-        on."""
+    def _differing(self, data: RolloutData, differing_N: torch.Tensor) -> tuple[int, ...]:
+        """A few sequences that differ, the longest among them: what their rows show is what is looked for."""
+        parts = differing_N.split([len(sequence.sampled) for sequence in data.sequences])
+        found = [i for i, part in enumerate(parts) if bool(part.any())]
+        return tuple(sorted(sorted(found, key=lambda i: -len(data.sequences[i].tokens))[:LOOKED_AT]))
+
+    def name(self, look: Look) -> Look | None:
+        """Put the item on the list with its cause.
+
+        Returns:
+            What is seen with a trigger off that took the item's difference away; None: there is no such trigger.
+        """
         assert look.item is not None
         assert look.first is not None
         tried = []
         for trigger in for_kind(look.item.kind, device_of(self.request.experiment)):
-            if (self.request.experiment.rollout.env | self.switches).get(trigger.variable) == trigger.off:
+            if (self.request.experiment.rollout.env | look.switches).get(trigger.variable) == trigger.off:
                 continue
-            self.job.emit("trigger", f"{trigger.variable}={trigger.off}")
-            after = self.look({trigger.variable: trigger.off}, look.first)
-            if after.first is None:
-                switch = {trigger.variable: trigger.off}
-                gone = f"with {trigger.variable}={trigger.off} every row of {look.first.trainer} is equal both ways"
-                why = f"{gone}: {trigger.meaning}"
+            setting = f"{trigger.variable}={trigger.off}"
+            self.job.emit("trigger", setting)
+            after = self.look(look.switches | {trigger.variable: trigger.off}, look.first)
+            if after.gone:
                 cause = Cause(
                     name="order_batch",
-                    why=why,
-                    switch=switch,
+                    why=f"with {setting} every row of {look.first.trainer} is equal both ways: {trigger.meaning}",
+                    switch={trigger.variable: trigger.off},
                     fingerprint=f"{look.item.bits.rows_differing} of {look.item.bits.rows} rows",
                 )
                 self.work.append(look.item.model_copy(update={"cause": cause}))
-                self.switches |= switch
-                return True
-            tried.append(f"{trigger.variable}={trigger.off} does not take it away")
+                return after
+            tried.append(f"{setting} does not take it away")
         why = "; ".join(tried) or f"no known trigger acts on {look.item.kind} here"
         self.work.append(look.item.model_copy(update={"cause": Cause(name="unknown", why=why)}))
-        return False
+        return None
 
 
 def _shared(one: Taps, two: Taps) -> list[Pair]:
@@ -160,10 +175,10 @@ def _first(shared: list[Pair], one: Taps, two: Taps) -> Pair | None:
     return None
 
 
-def _item(asker: Asker, first: Pair, how: How, gap: GapStats, index: int) -> WorkItem:
+def _item(asker: Asker, first: Pair, how: How, gap: GapStats, index: int, plan: CapturePlan) -> WorkItem:
     """Store the operators of the module at fault both ways, to see its bits and its kind."""
     module = first.trainer.module
-    plan = CapturePlan(level="operator", modules=(module,), store="tensors")
+    plan = plan.model_copy(update={"level": "operator", "modules": (module,), "store": "tensors"})
     one = asker.score("rollout", "plain-stored", plan).taps
     two = asker.score("rollout", "other-stored", plan, how=how).taps
     bits = by_bits(first, one, two)
@@ -194,7 +209,7 @@ def _finish(search: Search, look: Look, gap: GapStats, words: str) -> Result:
         )
         summary = f"{words}: {gap.nonzero} of {gap.tokens} logprobs differ (max {gap.max:.3g}); {named}; {end}"
     elif gap.exact:
-        outcome, summary = Identical(compared=look.compared), f"{words}: {gap.tokens} logprobs equal to the bit"
+        outcome, summary = Identical(compared=gap.tokens), f"{words}: {gap.tokens} logprobs equal to the bit"
     else:
         reason = "no module has equal inputs and another output: the difference is in what was not tapped"
         outcome, summary = Incomparable(reason=reason), f"{words}: {gap.nonzero} logprobs differ, {reason}"
@@ -207,7 +222,7 @@ def _finish(search: Search, look: Look, gap: GapStats, words: str) -> Result:
             work=tuple(search.work),
             gap=gap,
             unexplained=look.gap,
-            compared=look.compared,
+            compared=gap.tokens,
             not_compared=(),
             passes=search.passes,
             made_from={"rollout": artifact.identity(search.rollout)},
