@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -12,7 +13,17 @@ from samebits.tools.report.page import environment
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from samebits.tools.schema.artifacts.gap import GapStats
     from samebits.tools.schema.artifacts.regression import AxisRow, RegressionReport
+
+
+@dataclass(slots=True, frozen=True)
+class Line:
+    """One line of an axis."""
+
+    text: str
+    stats: GapStats | None
+    css: str
 
 
 def gate(report: RegressionReport, differences: Sequence[float]) -> str:
@@ -30,7 +41,7 @@ def gate(report: RegressionReport, differences: Sequence[float]) -> str:
         .render(
             report=report,
             verdict=_verdict(report),
-            matrix=[(axis, _mark(axis)) for axis in report.axes],
+            matrix=[(axis, _mark(axis), _lines(axis)) for axis in report.axes],
             histogram=Markup(histogram),
             tokens_chart=Markup(charts.token_differences((), differences, TOKENS)) if differences else "",
         )
@@ -64,3 +75,18 @@ def _mark(axis: AxisRow) -> tuple[str, str]:
     if status == "exact":
         return "good", "exact"
     return ("bad" if axis.red else "soft"), status.replace("_", " ") + (" (required)" if axis.required else "")
+
+
+def _lines(axis: AxisRow) -> list[Line]:
+    """Every way, what had no effect, the control, and why nothing is proved where nothing is."""
+    ways = [
+        Line(way.words, way.stats, "bad" if way.stats.nonzero or way.stats.nonfinite else "") for way in axis.compared
+    ]
+    lines = ways + [Line(f"no effect: {text}", None, "soft") for text in axis.skipped]
+    if axis.control is not None:
+        lines.append(Line(f"control: {axis.control.disturbed}", axis.control.stats, "soft"))
+    if axis.outcome.status in ("not_run", "vacuous") and axis.outcome.reason != "; ".join(axis.skipped):
+        lines.append(Line(axis.outcome.reason, None, "bad" if axis.red else "soft"))
+    if axis.outcome.status == "too_few":
+        lines.append(Line(f"{axis.outcome.tokens} tokens compared, {axis.outcome.needed} needed", None, "bad"))
+    return lines

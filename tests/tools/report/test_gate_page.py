@@ -77,9 +77,9 @@ def test_the_verdict_and_each_outcome_are_said_in_words_and_colour() -> None:
     for status in ("differs", "too_few", "vacuous"):
         made = gate.gate(report(status), ())
         assert 'class="verdict bad"' in made
-        assert f'<td class="bad">{status.replace("_", " ")}' in made
-    assert '<td class="soft">not run<' in gate.gate(report("not_run"), ())
-    assert '<td class="bad">not run (required)<' in gate.gate(report("not_run", required=True), ())
+        assert f'class="bad">{status.replace("_", " ")}</td>' in made
+    assert 'class="soft">not run</td>' in gate.gate(report("not_run"), ())
+    assert 'class="bad">not run (required)</td>' in gate.gate(report("not_run", required=True), ())
 
 
 def test_nothing_is_fetched_and_text_is_escaped() -> None:
@@ -87,6 +87,8 @@ def test_nothing_is_fetched_and_text_is_escaped() -> None:
     assert not re.search(r"(src|href)\s*=|url\(|@import|https?://", made)
     assert "<no engine>" not in made
     assert "&lt;no engine&gt;" in made
+    assert "no effect: 8 at a time" in made
+    assert "control: one element of embed" in made
     assert "every valid token, nats" in made
     assert "every valid token, nats" not in gate.gate(report("exact"), ())
 
