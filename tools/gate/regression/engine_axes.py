@@ -86,7 +86,7 @@ def decode_prefill(bench: Bench) -> Tried:
     count = int(bench.data.valid_N.numel())
     stride = max(1, -(-count // RESCORED))
     thinned = bench.data.valid_N[::stride]
-    words = "decode against one prefill per token" + (f" (every {stride}th)" if stride > 1 else "")
+    words = "decode against one prefill per token" + (f" (one token in {stride})" if stride > 1 else "")
     how = How(path="prefill", stride=stride)
     bench.against_plain(tried, "rollout", Variant(how, words, "", path), due=int(thinned.sum()))
     if tried.compared:

@@ -1,0 +1,116 @@
+"""Axes of an engine whose answers are made up: which ways are asked for, and what a dependence on the batch does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from samebits.tools.gate.regression import engine_axes, judge
+from samebits.tools.gate.regression.bench import Bench
+from samebits.tools.job.job import Job
+from samebits.tools.measure.rollouts import Source
+from samebits.tools.schema.experiment import Experiment
+from samebits.tools.schema.passes import How
+from samebits.tools.sides import rollout_store
+from samebits.tools.sides.protocol import RolloutData, Scores, Sequence
+
+BLOCK = 128
+
+
+@dataclass
+class Engine:
+    """Stands in for Sides with a compiled engine (nothing can be moved inside): every token scores minus its
+    position, plus what `fault` says for the way and the rollout at hand.
+    """
+
+    job: Job
+    fault: Any = lambda how, data: 0.0
+    experiment: Experiment = field(default_factory=Experiment)
+    asked: list[How] = field(default_factory=list)
+
+    def session(self, _role: str) -> Any:
+        return SimpleNamespace(opened=SimpleNamespace(facts={"compiled": "VLLM_COMPILE", "block_size": BLOCK}))
+
+    def score(self, _role: str, folder: Path, how: How | None = None, **_: Any) -> tuple[Scores, Path]:
+        how, data = how or How(), rollout_store.read(folder)
+        self.asked.append(how)
+        lp_N = torch.tensor([-float(p + 1) for s in data.sequences for p in s.scored]) + self.fault(how, data)
+        scored_N = torch.arange(len(lp_N)) % how.stride == 0
+        facts: dict[str, Any] = {
+            "largest_batch": how.concurrency or len(data.sequences),
+            "passes": 7 if how.path == "prefill" else 5,
+            "chunked_prefills": 1 if how.chunk else 0,
+        }
+        return Scores(lp_N, scored_N, facts), folder
+
+
+def bench(folder: Path, prompts: list[int], new_tokens: int = 8, fault: Any = None) -> Bench:
+    sequences = [Sequence([1] * n, [2] * new_tokens) for n in prompts]
+    lp_N = torch.tensor([-float(p + 1) for s in sequences for p in s.scored])
+    data = RolloutData(sequences, lp_N, torch.ones(len(lp_N), dtype=torch.bool))
+    folder.mkdir(exist_ok=True)
+    rollout_store.write(folder / "rollout", data, side="made up")
+    engine: Any = Engine(Job(folder)) if fault is None else Engine(Job(folder), fault)
+    made = Bench(engine, Source(folder / "rollout", data, "made up", False, True))
+    made.plain["rollout"], _ = engine.score("rollout", folder / "rollout")
+    engine.asked.clear()
+    return made
+
+
+def outcome(tried: judge.Tried) -> Any:
+    return judge.outcome(tried, 1)
+
+
+def test_batch_asks_for_every_size_and_three_kinds_of_neighbours(tmp_path: Path) -> None:
+    made = bench(tmp_path / "a", [3] * 9)
+    tried = engine_axes.batch(made)
+    assert [how.concurrency for how in made.sides.asked] == [1, 2, 8, None, None, None]  # type: ignore[attr-defined]
+    assert [way.stats.tokens for way in tried.compared] == [72, 72, 72, 40, 40, 40]
+    assert all(way.stats.exact for way in tried.compared)
+
+
+def test_a_scale_taken_over_the_whole_batch_is_seen_through_its_content(tmp_path: Path) -> None:
+    def scale(how: How, data: RolloutData) -> float:
+        return 2.0**-12 if max(len(s.prompt) for s in data.sequences[1::2]) > 5 else 0.0
+
+    tried = engine_axes.batch(bench(tmp_path / "a", [9, 3, 4, 5], fault=scale))
+    assert [way.stats.exact for way in tried.compared[:2]] == [True, True], "the sizes alone see nothing"
+    found = outcome(tried)
+    assert (found.status, found.way) == ("differs", "every second sequence among long neighbours (9 tokens)")
+
+
+def test_a_size_that_changes_nothing_is_skipped_and_counts_for_nothing(tmp_path: Path) -> None:
+    tried = engine_axes.batch(bench(tmp_path / "a", [3, 4]))
+    assert [text.split(":")[0] for text in tried.skipped] == ["all in flight against 2 at a time"]
+
+
+def test_chunks_lie_around_the_edge_of_a_block(tmp_path: Path) -> None:
+    made = bench(tmp_path / "a", [3, 200])
+    tried = engine_axes.chunked_prefill(made)
+    asked = [(how.chunk, how.concurrency) for how in made.sides.asked]  # type: ignore[attr-defined]
+    assert asked == [(127, 1), (128, 1), (129, 1), (66, None)]
+    assert tried.skipped == []
+
+
+def test_prompts_shorter_than_a_block_are_said_and_cut_elsewhere(tmp_path: Path) -> None:
+    made = bench(tmp_path / "a", [3, 40])
+    tried = engine_axes.chunked_prefill(made)
+    assert [how.chunk for how in made.sides.asked] == [15, 16, 17, 16]  # type: ignore[attr-defined]
+    assert "the longest prompt has 40 tokens" in tried.skipped[0]
+
+
+def test_thinned_tokens_are_due_and_no_more(tmp_path: Path) -> None:
+    tried = engine_axes.decode_prefill(bench(tmp_path / "a", [3] * 10, new_tokens=30))
+    (way,) = tried.compared
+    assert (way.stats.tokens, way.due) == (150, 150)
+    assert "one token in 2" in way.words
+
+
+def test_where_nothing_can_be_moved_an_axis_is_not_run_and_says_so(tmp_path: Path) -> None:
+    found = outcome(engine_axes.order(bench(tmp_path / "a", [3, 4])))
+    assert found.status == "not_run"
+    assert "compiled engine (VLLM_COMPILE)" in found.reason
