@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 ANSWER_CHARS = 20_000
 ROWS = 60
+OPTION = re.compile(r" --([a-z][a-z-]*)[ =]")
 CELL_SCHEMA = {"type": ["string", "number", "boolean", "null"]}
 ROWS_SCHEMA = {"type": "array", "items": {"type": "object", "additionalProperties": CELL_SCHEMA}}
 """As pydantic would write it, in a third of the words."""
@@ -75,18 +77,23 @@ def _unfinished(row: Row, folder: Path, waiting_for: str, log: str) -> Answer:
 
 
 def _result(row: Row, folder: Path, result: Result, log: str) -> Answer:
-    rows = [{_cell(name): _value(value) for name, value in entry.items()} for entry in result.rows[:ROWS]]
+    # An empty cell of a table says nothing in an object.
+    rows = [
+        {_cell(name): _value(value) for name, value in entry.items() if value is not None}
+        for entry in result.rows[:ROWS]
+    ]
+    jobs = f"{folder.parent}{os.sep}"
     answer = Answer(
         job=row.id,
         state="succeeded",
         verdict=result.verdict,
-        summary=clean(result.summary, SUMMARY_CHARS),
+        summary=clean(result.summary.replace(jobs, ""), SUMMARY_CHARS),
         ids={_cell(name): _id(folder, path) for name, path in list(result.ids.items())[:50]},
         rows=rows,
         truncated=result.truncated or len(rows) < len(result.rows),
         total=max(result.total, len(result.rows)),
         untrusted_log=log,
-        next=for_tools(clean(result.next, CELL_CHARS, lines=False)),
+        next=as_call(clean(result.next.replace(jobs, ""), CELL_CHARS, lines=False)),
     )
     return shortened(answer)
 
@@ -124,6 +131,11 @@ def for_tools(text: str) -> str:
     for verb, tool in WORDS.items():
         text = text.replace(verb, tool)
     return text
+
+
+def as_call(text: str) -> str:
+    """A next step: the command's options as the tool's arguments."""
+    return OPTION.sub(lambda found: f" {found[1].replace('-', '_')}=", for_tools(text))
 
 
 def _failure(row: Row, outcome: Outcome, log: str) -> str:

@@ -126,13 +126,13 @@ class App:
         until, seen, steps = anyio.current_time() + seconds, None, 0
         while (left := until - anyio.current_time()) > 0:
             await self.pool.wait(job, min(PROGRESS_S, left))
-            row = self.pool.index.get(job)
-            if row is None or row.is_ended:
-                return
             event = job_folder.last_event(self.pool.index.folder(job))
             if event is not None and event != seen:
                 seen, steps = event, steps + 1
                 await ctx.report_progress(steps, message=clean(f"{event.phase}: {event.message}", 200, lines=False))
+            row = self.pool.index.get(job)
+            if row is None or row.is_ended:
+                return
 
 
 def manifest_kind(folder: Path) -> str:

@@ -84,7 +84,8 @@ elif do == "artifact":
     os.symlink("/etc", folder + "/outside")
     answer(ids=dict(gap="gap"))
 elif do == "elsewhere":
-    answer(ids=dict(rollout=os.path.relpath(request["rollout"], folder)))
+    following = "samebits diff --rollout " + request["rollout"] + " --max-operators 4"
+    answer(ids=dict(rollout=os.path.relpath(request["rollout"], folder)), next=following, rows=[dict(a=None, b=0)])
 elif do == "torn":
     open(folder + "/result.json", "w").write('{{"state": "succeeded", "res')
 else:

@@ -105,7 +105,7 @@ async def test_progress_reaches_a_client_that_asks(era: str, connected: Any, doi
         heard.append(message)
 
     async with connected(era) as client:
-        await client.call_tool("measure_gap", doing("sleep", 1.5), progress_callback=hear)
+        await client.call_tool("measure_gap", doing("sleep", 0.2), progress_callback=hear)
         await anyio.sleep(0.1)
     assert heard == ["stand-in: working"]
 
@@ -193,6 +193,8 @@ async def test_an_id_of_another_kind_or_of_a_damaged_artifact_is_refused(
         manifest.write_text('{"kind": "rollout"}')
         taken = await client.call_tool("measure_gap", doing("elsewhere") | {"rollout": f"{job}/gap"})
         assert taken.structured_content["ids"] == {"rollout": f"{job}/gap"}, "an id again, though it is another job's"
+        assert taken.structured_content["next"] == f"diff_ops rollout={job}/gap max_operators=4"
+        assert taken.structured_content["rows"] == [{"b": 0}]
 
 
 async def test_an_id_that_leaves_its_job_is_refused(connected: Any, doing: Any, error_of: Any) -> None:
