@@ -38,6 +38,9 @@ def gate(
     experiment = Experiment() if tiny else reader.read(config, tuple(sets or ()))
     if tiny and (sets or rollout):
         raise UserError("--tiny", "brings its own experiment", "leave --set and --rollout out, or --tiny")
+    for path in (junit_file, lock):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise UserError(str(path), "no file can be written there", "name a file in a folder that exists")
     request = GateRequest.model_validate(
         {
             "experiment": experiment,

@@ -91,3 +91,10 @@ def test_tiny_brings_its_own_experiment(tmp_path: Path) -> None:
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
     assert "brings its own experiment" in done.stderr
     assert gate("--tiny", "gpt2", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("option", ["--junit", "--lock"])
+def test_a_file_that_could_not_be_written_is_refused_before_the_work(option: str, tmp_path: Path) -> None:
+    done = gate("--tiny", "qwen3", option, "missing/file", cwd=tmp_path)
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert "missing/file: no file can be written there" in done.stderr
