@@ -13,6 +13,8 @@ from samebits.tools.job.job import Job
 from samebits.tools.schema.artifacts.divergence import Diverged, DivergenceManifest, Identical
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import DiffRequest
+from samebits.tools.sides.python.side import PythonSide
+from samebits.tools.sides.scoring.torch_side import TorchSide
 from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
@@ -25,7 +27,10 @@ pytestmark = pytest.mark.usefixtures("sides_here", "planted")
 
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted side can be imported."""
+    """The planted side can be imported, and scores whole sequences as the trainer does: only what is planted differs.
+    (Token by token, prefixes of other lengths are other matrix shapes, with bits of their own.)
+    """
+    monkeypatch.setattr(PythonSide, "score", TorchSide.score)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.delitem(sys.modules, "planted_sides", raising=False)
 
