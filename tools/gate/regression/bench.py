@@ -112,11 +112,11 @@ class Bench:
         what = f"{words}, {described(flips)}"
         tried.control = judge.control(what, plain.logprob_N, other.logprob_N, self.used(plain, other))
 
-    def flips(self, tap: Tap, at: At) -> tuple[Flip, ...]:
-        """A few elements of one row per sequence, in sequences spread over the rollout."""
+    def flips(self, tap: Tap, at: At, data: RolloutData | None = None) -> tuple[Flip, ...]:
+        """A few elements of one row per sequence, in sequences spread over the rollout (or over other data)."""
         places = [
             (i, position)
-            for i, sequence in enumerate(self.data.sequences)
+            for i, sequence in enumerate((data or self.data).sequences)
             if sequence.sampled and (position := at(sequence)) is not None
         ]
         step = max(1, len(places) // FLIPPED)

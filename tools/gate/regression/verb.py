@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, cast, get_args
 
 from samebits.tools.demo.verb import experiment_for
-from samebits.tools.gate.regression import engine_axes, judge, process_axes, trainer_axes, weight_axes
+from samebits.tools.gate.regression import engine_axes, judge, preemption, process_axes, trainer_axes, weight_axes
 from samebits.tools.gate.regression.answer import result_of
 from samebits.tools.gate.regression.bench import Bench
 from samebits.tools.gate.regression.judge import Tried
@@ -35,6 +35,7 @@ ENGINE: dict[AxisName, Axis] = {
     "chunked_prefill": engine_axes.chunked_prefill,
     "prefix_hit": weight_axes.prefix_hit,
     "reload": weight_axes.reload,
+    "preemption": preemption.preemption,
     "logprob_mode": process_axes.logprob_mode,
     "restart": process_axes.restart,
 }

@@ -18,6 +18,7 @@ AxisName = Literal[
     "chunked_prefill",
     "prefix_hit",
     "reload",
+    "preemption",
     "logprob_mode",
     "restart",
     "trainer_repeat",
