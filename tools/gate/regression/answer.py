@@ -68,7 +68,7 @@ def _row(axis: AxisRow) -> dict[str, Cell]:
         "tokens": sum(way.stats.tokens for way in axis.compared),
         "nonzero": sum(way.stats.nonzero for way in axis.compared) if axis.compared else None,
         "control": "" if control is None else f"{control.stats.nonzero} differ",
-        "what differs, was disturbed, or kept it from running": _detail(axis),
+        "detail": _detail(axis),
         "s": round(axis.seconds, 1),
     }
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
-from samebits.tools.gate.regression import engine_axes, judge
+from samebits.tools.gate.regression import engine_axes, judge, preemption
 from samebits.tools.gate.regression.bench import Bench
 from samebits.tools.job.job import Job
 from samebits.tools.measure.rollouts import Source
@@ -114,3 +116,45 @@ def test_where_nothing_can_be_moved_an_axis_is_not_run_and_says_so(tmp_path: Pat
     found = outcome(engine_axes.order(bench(tmp_path / "a", [3, 4])))
     assert found.status == "not_run"
     assert "compiled engine (VLLM_COMPILE)" in found.reason
+
+
+def test_preempted_sequences_cross_the_edge_of_a_block(tmp_path: Path) -> None:
+    data = bench(tmp_path / "a", [3, 40, 200, 1]).data
+    made = preemption.crossing(data, BLOCK)
+    for sequence in made.sequences:
+        assert len(sequence.prompt) < BLOCK < len(sequence.prompt) + len(sequence.sampled) - 1
+    assert (made.valid_N.numel(), bool(made.valid_N.all())) == (32, True)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "longest", "recomputed", "said"),
+    [
+        ([3, 4], 512, 9, "2 sequences"),
+        ([3, 4, 5, 6], 130, 9, "max_model_len is 130"),
+        ([3, 4, 5, 6], 512, 0, "no sequence was preempted"),
+        ([3, 4, 5, 6], 512, 9, ""),
+    ],
+)
+def test_preemption_counts_only_when_rows_were_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompts: list[int], longest: int, recomputed: int, said: str
+) -> None:
+    made = bench(tmp_path / "a", prompts)
+    made.sides.experiment = Experiment.model_validate({"device": "cpu", "rollout": {"max_model_len": longest}})
+    opened: list[dict[str, Any]] = []
+
+    def small(_job: Job, _role: str, experiment: Experiment) -> Any:
+        opened.append(dict(experiment.rollout.engine))
+        return nullcontext(made.sides)
+
+    def again(sides: Any, _job: Job, role: str, folder: Path, how: How, **_: Any) -> Any:
+        scores, where = sides.score(role, folder, how)
+        scores.facts["recomputed_rows"] = recomputed
+        return scores, where
+
+    monkeypatch.setattr(Job, "open_side", small)
+    monkeypatch.setattr(preemption, "score_with", again)
+    tried = preemption.preemption(made)
+    assert said in "; ".join(tried.skipped)
+    assert len(tried.compared) == (not said)
+    if opened:
+        assert opened == [{"num_gpu_blocks_override": 1 + max(4, len(prompts) // 2)}]
