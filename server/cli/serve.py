@@ -1,10 +1,12 @@
-"""`samebits serve`: the MCP server on standard input and output."""
+"""`samebits serve`: the MCP server on standard input and output, or over HTTP."""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
+import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +21,11 @@ Roots = Annotated[
         "--root", help="Folder that clients may name; the first is the project. Repeatable.", show_default=False
     ),
 ]
+AllowHosts = Annotated[
+    list[str] | None,
+    typer.Option("--allow-host", help="Host header to accept, NAME:PORT, beyond loopback. Repeatable."),
+]
+TokenFile = Annotated[Path | None, typer.Option(help="File with the bearer token (default: a fresh one, printed).")]
 
 
 def serve(
@@ -27,8 +34,13 @@ def serve(
         str, typer.Option(help="Interpreter with torch, vllm and samebits (default: as each samebits.toml says).")
     ] = "",
     read_only: Annotated[bool, typer.Option(help="Only the tools that start no engine and build nothing.")] = False,
+    http: Annotated[bool, typer.Option("--http", help="Serve HTTP at /mcp, with a bearer token.")] = False,
+    host: Annotated[str, typer.Option(help="Address for --http.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port for --http.", min=1, max=65535)] = 8321,
+    token_file: TokenFile = None,
+    allow_hosts: AllowHosts = None,
 ) -> None:
-    """Serve the tools over MCP on standard input and output, for one client."""
+    """Serve the tools over MCP, on standard input and output for one client, or over HTTP."""
     # Importing the protocol's models allocates so much that looking for garbage meanwhile costs a sixth of the start.
     gc.disable()
     from samebits.server.mcp.app import make_server
@@ -36,6 +48,7 @@ def serve(
 
     project = Path(os.environ.get("CLAUDE_PROJECT_DIR") or Path.cwd())
     allowed = Allowed.of(tuple(roots or ()) or (project,))
+    secret = token_file.absolute() if token_file else None
     os.chdir(allowed.project)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, leave)
@@ -44,7 +57,19 @@ def serve(
     )
     gc.freeze()
     gc.enable()
-    server.run()
+    if not http:
+        server.run()
+        return
+    import anyio
+
+    from samebits.server.mcp.http import security_of, serve_http, token_of
+
+    token, fresh = token_of(secret)
+    security = security_of(host, tuple(allow_hosts or ()))
+    shown = f", token {token}" if fresh else ""
+    print(f"samebits: http://{host}:{port}/mcp{shown}", file=sys.stderr, flush=True)
+    # uvicorn puts its own handlers in the place of `leave`: it closes its connections, then the pool.
+    anyio.run(partial(serve_http, server, host=host, port=port, token=token, security=security))
 
 
 def leave(number: int, _: FrameType | None) -> None:

@@ -1,0 +1,99 @@
+"""Serving over HTTP: one bearer token, loopback unless told, Host and Origin checked."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+from typing import TYPE_CHECKING
+
+from mcp.server.transport_security import TransportSecuritySettings
+
+from samebits.tools.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from samebits.server.mcp.app import Samebits
+
+TOKEN_CHARS = 16
+"""A shorter token is refused."""
+
+
+class BearerOnly:
+    """Answers 401 to every request without the token, whatever its path."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app = app
+        self.expected = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        given = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
+        if scope["type"] == "http" and len(given) == 1 and hmac.compare_digest(given[0], self.expected):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            headers = [(b"www-authenticate", b'Bearer realm="samebits"'), (b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+
+
+def token_of(file: Path | None) -> tuple[str, bool]:
+    """The token of a file, or a fresh one; and whether it is fresh.
+
+    Raises:
+        UserError: the file cannot be read, others can read it, or its token is short.
+    """
+    if file is None:
+        return secrets.token_urlsafe(32), True
+    try:
+        mode, text = file.stat().st_mode, file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            str(file), f"no token can be read: {error}", "give --token-file a file with one line"
+        ) from error
+    if mode & 0o077:
+        raise UserError(str(file), "others can read it", f"chmod 600 {file}")
+    if len(text) < TOKEN_CHARS or text != "".join(text.split()):
+        raise UserError(str(file), f"not one word of at least {TOKEN_CHARS} characters", "write a longer token into it")
+    return text, False
+
+
+def security_of(host: str, allowed: tuple[str, ...]) -> TransportSecuritySettings | None:
+    """Host and Origin checks; None on loopback, where the SDK's own apply.
+
+    Raises:
+        UserError: another address without the names clients use for it.
+    """
+    if is_loopback(host):
+        return None
+    if not allowed:
+        raise UserError(
+            f"--host {host}", "reaches beyond this machine", "add --allow-host NAME:PORT as clients name it"
+        )
+    origins = [f"{scheme}://{name}" for name in allowed for scheme in ("http", "https")]
+    return TransportSecuritySettings(allowed_hosts=list(allowed), allowed_origins=origins)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def serve_http(
+    server: Samebits, *, host: str, port: int, token: str, security: TransportSecuritySettings | None
+) -> None:
+    """Serve until stopped."""
+    import uvicorn
+
+    app = server.streamable_http_app(host=host, transport_security=security)
+    config = uvicorn.Config(BearerOnly(app, token), host=host, port=port, log_level="warning", access_log=False)
+    await uvicorn.Server(config).serve()

@@ -1,0 +1,128 @@
+"""`samebits serve --http`: who is let in, over real connections."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from samebits.server.mcp.http import security_of, token_of
+from samebits.tools.schema.errors import UserError
+
+TOKEN = "correct-horse-battery-staple"
+HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+BODY = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO})
+GOOD = {
+    "Authorization": f"Bearer {TOKEN}",
+    "Content-Type": "application/json",
+    "Accept": "application/json, text/event-stream",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A server of its own for this module."""
+    folder, chosen = tmp_path_factory.mktemp("http"), free_port()
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(TOKEN + "\n")
+    command = [sys.executable, "-m", "samebits.server.cli.main", "serve", "--http", "--port", str(chosen)]
+    env = os.environ | {"SAMEBITS_LOCKS": str(folder / "locks")}
+    process = subprocess.Popen([*command, "--token-file", str(token)], cwd=folder, env=env, stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        said = process.stderr.readline().decode()
+        assert f"http://127.0.0.1:{chosen}/mcp" in said
+        assert TOKEN not in said, "a token that a person keeps in a file is not printed"
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", chosen)) == 0:
+                    break
+            subprocess.run(["sleep", "0.1"], check=True)
+        yield chosen
+    finally:
+        process.terminate()
+        process.wait(60)
+        process.stderr.close()  # type: ignore[union-attr]
+
+
+def status(port: int, headers: dict[str, str], body: str = BODY, path: str = "/mcp") -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("POST", path, body, headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_the_token_opens_and_nothing_else_does(port: int) -> None:
+    assert status(port, GOOD) == 200
+    without = {name: value for name, value in GOOD.items() if name != "Authorization"}
+    assert status(port, without) == 401
+    for wrong in ("Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer ", TOKEN):
+        assert status(port, GOOD | {"Authorization": wrong}) == 401, wrong
+    assert status(port, without, path="/anything") == 401
+
+
+def test_a_foreign_host_or_origin_is_refused_even_with_the_token(port: int) -> None:
+    assert status(port, GOOD | {"Host": "evil.example"}) == 421
+    assert status(port, GOOD | {"Origin": "http://evil.example"}) == 403
+    assert status(port, GOOD | {"Origin": f"http://127.0.0.1:{port}"}) == 200
+
+
+def test_a_body_of_ten_mebibytes_is_refused(port: int) -> None:
+    assert status(port, GOOD, body=json.dumps({"x": "y" * (10 << 20)})) == 413
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("era", ["legacy", "auto"])
+async def test_both_eras_work_over_http(port: int, era: Any) -> None:
+    async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}) as web:
+        transport = streamable_http_client(f"http://127.0.0.1:{port}/mcp", http_client=web)
+        async with Client(transport, mode=era) as client:
+            assert len((await client.list_tools()).tools) == 9
+            assert (await client.call_tool("wait_job", {})).structured_content["total"] == 0  # type: ignore[index]
+
+
+def test_a_weak_or_open_token_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with pytest.raises(UserError, match="no token can be read"):
+        token_of(file)
+    file.touch(mode=0o600)
+    file.write_text("short")
+    with pytest.raises(UserError, match="at least 16 characters"):
+        token_of(file)
+    file.write_text(TOKEN)
+    assert token_of(file) == (TOKEN, False)
+    file.chmod(0o644)
+    with pytest.raises(UserError, match="others can read it"):
+        token_of(file)
+    assert len({token_of(None)[0] for _ in range(3)}) == 3
+
+
+def test_beyond_loopback_the_names_must_be_given() -> None:
+    assert security_of("127.0.0.1", ()) is None
+    assert security_of("::1", ()) is None
+    with pytest.raises(UserError, match=r"reaches beyond this machine\. Next: add --allow-host"):
+        security_of("0.0.0.0", ())
+    made = security_of("0.0.0.0", ("box:8321",))
+    assert made is not None
+    assert made.enable_dns_rebinding_protection
+    assert made.allowed_hosts == ["box:8321"]
