@@ -5,6 +5,7 @@ Legend: N sampled tokens.
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,6 +43,8 @@ class Proven:
     """|rollout - trainer| [N], float64."""
     replaced: tuple[str, ...]
     pushed: str
+    update_seconds: float
+    """Update, push, second rollout and recompute."""
     lines: dict[str, tuple[str, ...]]
 
 
@@ -52,16 +55,19 @@ def exact_and_update(job: Job, experiment: Experiment) -> Proven:
         trainer = stack.enter_context(job.open_side("trainer", experiment))
         rollout = obtain(None, experiment, engine, job)
         exact, after_N = _recompute(job, rollout, engine, trainer)
+        begun = time.monotonic()
         weights = job.folder / "updated.safetensors"
         trainer.ask(Step(rollout=str(rollout), rate=RATE, save=str(weights)))
         pushed = engine.ask(Push(weights=str(weights), version=1))
         updated, _ = _recompute(job, obtain(None, experiment, engine, job), engine, trainer)
+        seconds = time.monotonic() - begun
         weights.unlink()
         assert engine.opened is not None
         assert trainer.opened is not None
         lines = {"rollout": engine.opened.lines, "trainer": trainer.opened.lines}
     said = "; ".join(pushed.lines) or "no reload defect found"
-    return Proven(rollout, exact, updated, after_N, lines["trainer"], said, lines)
+    replaced = tuple(line for line in lines["trainer"] if line.startswith("replaced:"))
+    return Proven(rollout, exact, updated, after_N, replaced, said, seconds, lines)
 
 
 def _recompute(job: Job, rollout: Path, engine: Session, trainer: Session) -> tuple[GapStats, torch.Tensor]:

@@ -54,13 +54,13 @@ class Story:
         folder.mkdir()
         return Job(folder, events=self.job.events or self.job.folder / "events.jsonl")
 
-    def tell(self, title: str, text: str, stats: GapStats | None = None) -> None:
-        """End a step."""
+    def tell(self, title: str, text: str, stats: GapStats | None = None, spare: float = 0.0) -> None:
+        """End a step; `spare` seconds of what has passed belong to the next one."""
         number = len(self.steps) + 1
         self.steps.append(
-            DemoStep(number=number, title=title, text=text, stats=stats, seconds=time.monotonic() - self.begun)
+            DemoStep(number=number, title=title, text=text, stats=stats, seconds=time.monotonic() - self.begun - spare)
         )
-        self.begun = time.monotonic()
+        self.begun = time.monotonic() - spare
         self.job.emit("demo", f"{number}. {title}: {text}", number, 7)
 
 
@@ -110,14 +110,15 @@ def run_demo(request: DemoRequest, job: Job) -> Result:
         "vLLM's own operators in the trainer",
         f"{len(proven.replaced)} modules replaced, backward in plain PyTorch",
         proven.exact,
+        spare=proven.update_seconds,
     )
     story.tell(
-        "an update, the weights pushed into the live engine",
+        "An update, the weights pushed into the live engine",
         f"step on random advantages, {proven.pushed}",
         proven.updated,
     )
     planted = find_planted_ulp(story.part("planted"), closed, proven.rollout)
-    story.tell("one ulp planted in one layer", planted.text, planted.stats)
+    story.tell("One ulp planted in one layer", planted.text, planted.stats)
     good = proven.exact.exact and proven.updated.exact and planted.found and named and cut and not gap.stats.exact
     return _finish(
         story,
@@ -139,7 +140,7 @@ def _gap(story: Story, experiment: Experiment) -> tuple[GapReport, list[float]]:
     differences_N = (stored["rollout"].double() - stored["trainer"].double()).abs()
     cause = "no cause of data or meaning fits" if not gap.not_numerics else f"explained by {gap.not_numerics[0].cause}"
     story.tell(
-        "stock vLLM against stock transformers", f"same weights ({gap.weights}), same tokens; {cause}", gap.stats
+        "Stock vLLM against stock transformers", f"same weights ({gap.weights}), same tokens; {cause}", gap.stats
     )
     return gap, differences_N.tolist()
 
@@ -151,11 +152,11 @@ def _against_itself(story: Story, experiment: Experiment) -> tuple[bool, dict[st
     switches = {name: value for item in found.work for name, value in item.cause.switch.items()}
     if not found.work:
         story.tell(
-            "the rollout side against itself, each sequence alone", "equal here: nothing to switch off", found.gap
+            "The rollout side against itself, each sequence alone", "equal here: nothing to switch off", found.gap
         )
         return found.gap.exact, switches
     named = "; then ".join(f"{item.kind} {item.between}: {item.cause.why}" for item in found.work)
-    story.tell("the rollout side is not equal to itself at a batch of one", named, found.gap)
+    story.tell("The rollout side is not equal to itself at a batch of one", named, found.gap)
     return found.unexplained.exact, switches
 
 
@@ -170,7 +171,7 @@ def _work_list(story: Story, experiment: Experiment) -> tuple[DivergenceManifest
         else f"{found.unexplained.nonzero} tokens stay unexplained"
     )
     story.tell(
-        "with that switched off: the operators that differ between the sides",
+        "With that switched off: the operators that differ between the sides",
         f"{len(found.work)} on the list ({kinds}), each proven by putting it right; {left}",
         found.gap,
     )
@@ -183,7 +184,7 @@ def _repro(story: Story, divergence: Path) -> bool:
     script = Path(part.folder / result.ids["repro"]) / "repro.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     said = (done.stdout.strip().splitlines() or ["no output"])[-1]
-    story.tell("the first one cut out and run by itself", f"{result.summary} It exits {done.returncode}: {said}")
+    story.tell("The first one cut out and run by itself", f"{result.summary} It exits {done.returncode}: {said}")
     return done.returncode == 1
 
 
