@@ -90,8 +90,12 @@ class Index:
             self.connection.execute(f"UPDATE jobs SET state = ?, {stamp} = ? WHERE id = ?", (state, time.time(), job))
 
     def get(self, job: str) -> Row | None:
-        """One job, its state brought up to date."""
-        found = self.connection.execute(f"SELECT {COLUMNS} FROM jobs WHERE id = ?", (job,)).fetchone()
+        """One job, its state brought up to date; one that the command line has just made is taken in."""
+        query = f"SELECT {COLUMNS} FROM jobs WHERE id = ?"
+        found = self.connection.execute(query, (job,)).fetchone()
+        if found is None and (self.folder(job) / "request.json").is_file():
+            self.adopt()
+            found = self.connection.execute(query, (job,)).fetchone()
         return self._fresh(_row(found)) if found else None
 
     def rows(self, *, limit: int = 20, offset: int = 0) -> list[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -64,7 +65,8 @@ def _unfinished(row: Row, folder: Path, waiting_for: str, log: str) -> Answer:
     said = ""
     if event is not None:
         count = f" ({event.done}/{event.total})" if event.total else ""
-        said = clean(f"{event.phase}: {event.message}{count}", CELL_CHARS, lines=False)
+        ago = max(0.0, time.time() - event.time)
+        said = clean(f"{event.phase}: {event.message}{count}, {ago:.0f} s ago", CELL_CHARS, lines=False)
     behind = f", behind {clean(waiting_for, 80, lines=False)}" if waiting_for and waiting_for != row.id else ""
     return Answer(
         job=row.id,

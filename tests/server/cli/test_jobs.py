@@ -45,6 +45,7 @@ def test_jobs_are_listed_waited_for_and_cancelled(
     made(jobs, asked("sleep"), "20260101-000000-measure-aa")
     running = launch.start(asked("sleep", 600), jobs / "20260101-000001-measure-bb", python=str(project / "worker"))
     eventually(lambda: (running.folder / "events.jsonl").exists())
+    assert Index(jobs).get(running.folder.name) is not None, "taken in by its name"
     listed = {row["job"]: row["state"] for row in json.loads(samebits("jobs", "--json").stdout)}
     assert listed == {"20260101-000000-measure-aa": "succeeded", "20260101-000001-measure-bb": "running"}
     waited = samebits("jobs", "wait", "20260101-000000-measure-aa")

@@ -88,6 +88,7 @@ async def test_long_work_becomes_a_job_that_wait_job_answers_for(era: str, conne
         assert begun["state"] in ("queued", "running")
         assert begun["verdict"] == ""
         assert begun["next"] == f"wait_job(job={begun['job']!r})"
+        assert re.fullmatch(r"(stand-in: working, \d+ s ago)?", begun["progress"])
         for _ in range(100):
             answer = (await client.call_tool("wait_job", {"job": begun["job"]})).structured_content
             if answer["state"] == "succeeded":
