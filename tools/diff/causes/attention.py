@@ -98,6 +98,12 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
             Option("none", "no causal mask"),
         )),
     ]  # fmt: skip
+    return tuple(found + masks_and_caps(seen))
+
+
+def masks_and_caps(seen: Observation) -> list[Setting]:
+    """Settings of what only some models have."""
+    found: list[Setting] = []
     if seen.number("window", 0):
         found.append(Setting("window", "formula", (
             Option("exclusive", "the window counts the query itself"),
@@ -112,7 +118,7 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
         found.append(Setting("sink", "formula", (
             Option("given", "the sink takes part in the softmax"), Option("none", "the sink is dropped"),
         )))  # fmt: skip
-    return tuple(found)
+    return found
 
 
 def scores(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
