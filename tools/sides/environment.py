@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 def variables(config: Rollout | Trainer, device: Literal["cpu", "cuda"]) -> dict[str, str]:
     """The parent's environment plus what every side needs: nothing is downloaded, nothing is reported home."""
     env = dict(os.environ)
-    env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+    env |= {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
     env.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if config.side == "vllm":
         # The engine stays in the side's own process: one process to pin, to hook and to kill.
