@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,6 +131,20 @@ def test_every_link_in_the_skill_resolves_where_it_stands() -> None:
     targets = [(page, target) for page in PAGES for target in re.findall(r"\]\(([^)#:]+)", page.read_text())]
     assert [(page.name, target) for page, target in targets if not (page.parent / target).is_file()] == []
     assert len(PAGES) >= 11
+
+
+def test_the_plugin_names_the_skill_the_server_and_the_version() -> None:
+    plugin = json.loads((ROOT / ".claude-plugin/plugin.json").read_text())
+    market = json.loads((ROOT / ".claude-plugin/marketplace.json").read_text())
+    servers = json.loads((ROOT / ".mcp.json").read_text())["mcpServers"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (plugin["name"], plugin["version"]) == (project["name"], project["version"])
+    assert all((ROOT / path / "SKILL.md").is_file() for path in plugin["skills"])
+    assert [(entry["name"], entry["source"]) for entry in market["plugins"]] == [(plugin["name"], "./")]
+    assert set(market) == {"name", "owner", "plugins"}
+    assert servers == {"samebits": {"command": "samebits", "args": ["serve"]}}
+    assert servers["samebits"]["command"] in project["scripts"]
+    assert servers["samebits"]["args"][0] in commands()
 
 
 @pytest.mark.parametrize("said", ["not yet run"])
