@@ -42,7 +42,6 @@ def start(config: Rollout, model: str, request: plugin.PluginRequest) -> Any:
     for key in config.engine:
         if key in OWN_SETTINGS:
             raise UserError(f"[rollout.engine] {key}", "is set by another key of [rollout]", "remove it there")
-    _name_request(request)
     from vllm import LLM
 
     settings: dict[str, Any] = {
@@ -59,17 +58,21 @@ def start(config: Rollout, model: str, request: plugin.PluginRequest) -> Any:
 
         # Part of the compile cache's key: a graph with other taps must not come out of it.
         settings["additional_config"] = {"samebits_taps": digest(request.tap_modules)}
-    try:
-        return LLM(model, **(settings | dict(config.engine)))
-    except UserError:
-        raise
-    except Exception as error:  # vLLM raises every kind for what it cannot run
-        traceback.print_exc()
-        raise _refusal(error, model) from error
+    # Every process of the engine has read the request by the time it is up.
+    with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
+        _name_request(request, Path(folder))
+        try:
+            return LLM(model, **(settings | dict(config.engine)))
+        except UserError:
+            raise
+        except Exception as error:  # vLLM raises every kind for what it cannot run
+            traceback.print_exc()
+            raise _refusal(error, model) from error
+        finally:
+            del os.environ[plugin.VARIABLE]
 
 
-def _name_request(request: plugin.PluginRequest) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="samebits-"))
+def _name_request(request: plugin.PluginRequest, folder: Path) -> None:
     path = folder / "request.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")
     os.environ[plugin.VARIABLE] = str(path)
