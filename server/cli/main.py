@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import sys
 from importlib.metadata import version as installed_version
@@ -53,13 +55,14 @@ RolloutFile = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 HERE = Path()
+JOBS = Path(".samebits/jobs")
 
 
 def execute(
     request: Request, out: Path | None, as_json: bool, *, python: str = "", time_limit_s: float | None = None
 ) -> None:
     """Run one request to its end and exit with its code."""
-    folder = (out or launch.new_folder(Path(".samebits/jobs"), request.kind)).resolve()
+    folder = (out or launch.new_folder(JOBS, request.kind)).resolve()
     running = launch.start(request, folder, python=python, time_limit_s=time_limit_s)
     outcome = show.follow(running, quiet=as_json)
     raise typer.Exit(show.finish(outcome, running, as_json=as_json))
@@ -73,9 +76,17 @@ def init(
     """Write a commented samebits.toml."""
     if path.exists():
         raise UserError(str(path), "exists already", "edit it, or give another --path")
-    text = reader.TEMPLATE.read_text(encoding="utf-8")
-    path.write_text(text.replace('"MODEL"', f'"{model}"'), encoding="utf-8")
-    print(f"wrote {path}. Next: set rollout.model, then `samebits inspect`")
+    # Paths in the file are taken from its own folder.
+    value = os.path.relpath(model, path.parent) if Path(model).exists() else model
+    text = reader.TEMPLATE.read_text(encoding="utf-8").replace('"MODEL"', json.dumps(value))
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            str(path), f"cannot be written ({error.strerror})", "make its folder, or give another --path"
+        ) from error
+    following = "`samebits inspect`" if Path(model).exists() else "set rollout.model, then `samebits inspect`"
+    print(f"wrote {path}. Next: {following}")
 
 
 @app.command()
@@ -152,13 +163,14 @@ def diff(
 
 @app.command()
 def minimize(
-    divergence: Annotated[Path, typer.Argument(help="Divergence artifact that `samebits diff` made.")],
+    divergence: Annotated[Path, typer.Argument(help="What `samebits diff` made: its artifact, job folder or job id.")],
     operator: Annotated[int, typer.Option(help="Index in its work list.")] = 0,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Cut one differing operator out into a folder with repro.py that runs by itself."""
-    execute(MinimizeRequest(divergence=str(divergence.resolve()), operator=operator), out, as_json)
+    request = MinimizeRequest(divergence=str(_divergence(divergence).resolve()), operator=operator)
+    execute(request, out, as_json)
 
 
 @app.command()
@@ -198,6 +210,14 @@ app.add_typer(skill.app, name="skill")
 def version() -> None:
     """Print the version."""
     print(installed_version("samebits"))
+
+
+def _divergence(given: Path) -> Path:
+    """The artifact itself, or the one in a job's folder, or in the job of that id."""
+    for path in (given, given / "divergence", JOBS / given / "divergence"):
+        if (path / "manifest.json").is_file():
+            return path
+    return given
 
 
 def _absolute(path: Path | None) -> str | None:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from samebits.server.cli import tables
 from samebits.tools.schema.results import Cancelled, Failed, Succeeded, TimedOut
 
 if TYPE_CHECKING:
     from samebits.server.jobs.launch import Running
-    from samebits.tools.schema.results import Cell, Outcome, Result
+    from samebits.tools.schema.results import Outcome, Result
 
 POLL_S = 0.1
 STYLE = {"equal": "bold green", "done": "bold", "differs": "bold yellow", "unjudged": "bold red"}
@@ -84,12 +84,7 @@ def show_result(result: Result) -> None:
     console.print(f"{result.verdict}: ", style=STYLE[result.verdict], end="")
     console.print("\n".join(summary if closing else [*summary, last]), markup=False, highlight=False)
     if result.rows:
-        table = Table(box=None, pad_edge=False)
-        for name in result.rows[0]:
-            table.add_column(name, overflow="fold")
-        for row in result.rows:
-            table.add_row(*(_cell(value) for value in row.values()))
-        console.print(table)
+        tables.show(result.rows, console)
     if result.truncated:
         console.print(f"{len(result.rows)} of {result.total} rows shown; all are in the artifact", style="dim")
     for name, path in result.ids.items():
@@ -98,9 +93,3 @@ def show_result(result: Result) -> None:
         console.print(f"next: {result.next}", style="bold", markup=False, highlight=False)
     if closing:
         console.print(closing, style=STYLE[result.verdict], markup=False, highlight=False)
-
-
-def _cell(value: Cell) -> str:
-    if isinstance(value, float):
-        return "0" if value == 0 else f"{value:.3g}"
-    return "" if value is None else str(value)

@@ -71,3 +71,23 @@ def test_overrides_win_and_are_checked(tmp_path: Path) -> None:
         reader.read(path, ("rollout",))
     with pytest.raises(UserError, match="unknown key"):
         reader.read(path, ("rollout.dtyp=float32",))
+
+
+def test_what_is_not_text_is_said(tmp_path: Path) -> None:
+    (tmp_path / reader.NAME).write_bytes(b"\xff\xfe[rollout]")
+    with pytest.raises(UserError, match="not UTF-8"):
+        reader.read(tmp_path)
+
+
+def test_an_override_is_blamed_itself_and_names_the_key_alone(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--set: rollout\.kernels: "):
+        reader.read(written(tmp_path, ""), ("rollout.kernels=3",))
+    with pytest.raises(UserError, match="both"):
+        reader.read(written(tmp_path, ""), ("rollout=3", "rollout.dtype=float32"))
+
+
+def test_the_model_of_a_python_side_is_left_as_it_stands(tmp_path: Path) -> None:
+    path = written(tmp_path, '[rollout]\nmodel = "m"\n[trainer]\nside = "python:package:factory"\nmodel = "seed-7"\n')
+    read = reader.read(path)
+    assert read.trainer.model == "seed-7"
+    assert read.rollout.model == str(tmp_path / "m")

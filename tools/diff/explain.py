@@ -56,4 +56,7 @@ def cause_of(suspect: Suspect, found: Found, rollout: Taps, model: Model, data: 
             cause.model_copy(update={"why": f"not tried: {missing.what}"}) if cause.name == "unknown" else cause
         )
     named = name_cause(seen)
-    return Explained(named.cause, evidence.pack(seen, named))
+    looked, all_there = seen.rollout.numel(), suspect.bits.elements
+    part = f" Looked at {looked:,} of {all_there:,} elements." if looked < all_there else ""
+    cause = named.cause.model_copy(update={"why": named.cause.why + part})
+    return Explained(cause, evidence.pack(seen, named))

@@ -29,6 +29,7 @@ from samebits.tools.schema.results import Result
 from samebits.tools.schema.sites import CapturePlan
 from samebits.tools.sides import rollout_store
 from samebits.tools.store import artifact
+from samebits.tools.store.fingerprint import environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -226,6 +227,7 @@ def _finish(search: Search, look: Look, gap: GapStats, words: str) -> Result:
             not_compared=(),
             passes=search.passes,
             made_from={"rollout": artifact.identity(search.rollout)},
+            environment=environment(),
         ),
     )
     verdict = {"identical": "equal", "diverged": "differs", "incomparable": "unjudged"}[outcome.status]

@@ -30,6 +30,7 @@ from samebits.tools.schema.results import Result
 from samebits.tools.schema.sites import CapturePlan
 from samebits.tools.sides import rollout_store
 from samebits.tools.store import artifact
+from samebits.tools.store.fingerprint import environment
 
 if TYPE_CHECKING:
     import torch
@@ -207,14 +208,17 @@ def _sentence(manifest: DivergenceManifest, chosen: int, sequences: int) -> str:
         if rest.exact
         else f"Unexplained after all are put right: {rest.nonzero} tokens, max {rest.max:.3g}."
     )
-    return start + listed + left
+    blind = f" {len(manifest.not_compared)} sites have no partner (not_compared in the artifact)."
+    return start + listed + left + (blind if manifest.not_compared else "")
 
 
 def _finish(
     job: Job, asker: Asker, manifest: DivergenceManifest, summary: str, explained: list[Explained] | None = None
 ) -> Result:
     folder = job.new("divergence")
-    manifest = manifest.model_copy(update={"made_from": {"rollout": artifact.identity(asker.rollout)}})
+    manifest = manifest.model_copy(
+        update={"made_from": {"rollout": artifact.identity(asker.rollout)}, "environment": environment()}
+    )
     kept = {evidence.names(number): one.evidence for number, one in enumerate(explained or []) if one.evidence}
     texts = {text: content for (text, _), (content, _) in kept.items()}
     artifact.write(folder, manifest, {data: tensors for (_, data), (_, tensors) in kept.items()}, texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -31,23 +32,31 @@ def read(path: Path, overrides: tuple[str, ...] = ()) -> Experiment:
         raise UserError(
             str(path), "no experiment file here", "run `samebits init` to write a commented one, or give --config"
         )
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         raw = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise UserError(str(path), f"not UTF-8 text: {error}", "save it as UTF-8") from error
+    except OSError as error:
+        raise UserError(str(path), f"cannot be read ({error.strerror})", "check its permissions") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(str(path), f"not valid TOML: {error}", "correct that line") from error
-    _resolve(raw, path.parent)
     changed: dict[str, object] = {}
     for override in overrides:
         _override(changed, override)
-    _resolve(changed, Path.cwd())
+    own = _sections_with_their_own_model(_merge(raw, changed))
+    _resolve(raw, path.parent, own)
+    _resolve(changed, Path.cwd(), own)
     try:
         return Experiment.model_validate(_merge(raw, changed))
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"] if part != "constrained-str")
-        line = line_of(text, [str(part) for part in first["loc"]])
+        # Behind the key pydantic names the branch of a union: not a word of the file.
+        location = list(itertools.takewhile(lambda part: re.fullmatch(r"\w+", part), map(str, first["loc"])))
+        key = ".".join(location)
+        line = line_of(text, location)
         where = f"{path}:{line}" if line else str(path)
+        where = "--set" if _has(changed, location) else where
         reason = (
             "unknown key" if first["type"] == "extra_forbidden" else f"{first['msg'].lower()}, got {first['input']!r}"
         )
@@ -90,13 +99,32 @@ def _override(into: dict[str, object], text: str) -> None:
     *sections, last = key.split(".")
     for name in sections:
         nested = into.setdefault(name, {})
-        assert isinstance(nested, dict)
+        if not isinstance(nested, dict):
+            raise UserError(f"--set {text}", f"{name} was set to {nested!r} before", "set keys of a section, not both")
         into = nested
     into[last] = parsed
 
 
-def _resolve(raw: dict[str, object], folder: Path) -> None:
+def _has(changed: dict[str, object], location: list[str]) -> bool:
+    """An override names this key or something above it."""
+    at: object = changed
+    for name in location:
+        if not isinstance(at, dict) or name not in at:
+            return False
+        at = at[name]
+        if not isinstance(at, dict):
+            return True
+    return True
+
+
+def _sections_with_their_own_model(raw: dict[str, object]) -> set[str]:
+    """A python: factory reads `model` as it likes: it is no path of ours."""
+    sides = {name: part.get("side") for name in ("rollout", "trainer") if isinstance(part := raw.get(name), dict)}
+    return {name for name, side in sides.items() if isinstance(side, str) and side.startswith("python:")}
+
+
+def _resolve(raw: dict[str, object], folder: Path, own: set[str]) -> None:
     for section, key in (("rollout", "model"), ("trainer", "model"), ("workload", "file")):
         part = raw.get(section)
-        if isinstance(part, dict) and isinstance(value := part.get(key), str) and value:
+        if section not in own and isinstance(part, dict) and isinstance(value := part.get(key), str) and value:
             part[key] = str((folder / Path(value).expanduser()).resolve())

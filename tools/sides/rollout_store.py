@@ -13,6 +13,7 @@ import torch
 from samebits.tools.schema.artifacts.rollout import RolloutManifest
 from samebits.tools.sides.protocol import RolloutData, Scores, Sequence
 from samebits.tools.store import artifact
+from samebits.tools.store.fingerprint import environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +49,7 @@ def write(folder: Path, data: RolloutData, *, side: str, notes: tuple[str, ...] 
         weight_version=data.weight_version,
         side=side,
         notes=notes,
+        environment=environment(),
     )
     return artifact.write(folder, manifest, {TENSORS: tensors})
 

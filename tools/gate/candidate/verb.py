@@ -42,7 +42,7 @@ def result_of(report: CandidateGate, name: str) -> Result:
     if verdict.kind == "passed":
         text, following = (
             f"{report.candidate}: every leg it needs is green.",
-            "propose_change with this candidate folder",
+            "show the folder and this report to the person who reviews it",
         )
         return Result(verdict="done", summary=text, ids=ids, rows=rows, total=len(rows), next=following)
     if verdict.kind == "stopped":
