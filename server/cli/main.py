@@ -230,6 +230,7 @@ def main() -> None:
 
     # TERM (a closed terminal, a CI time-out) ends the job like Ctrl-C does: nothing is left running.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the shell started it with INT ignored
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         app()
