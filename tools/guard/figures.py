@@ -29,7 +29,9 @@ def figures(rollout_N: torch.Tensor, trainer_N: torch.Tensor, mask_N: torch.Tens
     k3 = (torch.expm1(-diff_N) + diff_N).sum() / count
     largest = torch.cat([diff_N.abs().flatten(), zero[None]]).max()
     counts = [mask_N.sum(), (differs_N & mask_N).sum(), (mask_N & ~finite_N).sum()]
-    values = torch.stack([*(c.double() for c in counts), largest, mean, (spread_N.sum() / count).sqrt(), k3]).tolist()
+    # 0 is the word for success: nothing compared is NaN.
+    figures_4 = torch.stack([largest, mean, (spread_N.sum() / count).sqrt(), k3]).masked_fill(~used_N.any(), torch.nan)
+    values = torch.cat([torch.stack([c.double() for c in counts]), figures_4]).tolist()
     return GapStats(
         tokens=int(values[0]),
         nonzero=int(values[1]),

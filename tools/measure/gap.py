@@ -5,6 +5,7 @@ Legend: N sampled tokens in all, M valid ones.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,8 +39,8 @@ def stats(rollout_N: torch.Tensor, trainer_N: torch.Tensor, valid_N: torch.Tenso
     """Over valid tokens; diff = rollout - trainer.
 
     Max, mean, std and k3 are taken in float64 over the valid tokens that are finite on both sides; `nonfinite` counts
-    the others, and any of them makes the comparison fail. k3 is the mean of expm1(r) - r with r = trainer - rollout
-    (Schulman).
+    the others, and any of them makes the comparison fail. With no finite token there is nothing to take them over: they
+    are NaN, since 0 is the word for success. k3 is the mean of expm1(r) - r with r = trainer - rollout (Schulman).
     """
     nonzero = int((differs(rollout_N, trainer_N) & valid_N).sum())
     finite_N = rollout_N.isfinite() & trainer_N.isfinite()
@@ -50,10 +51,10 @@ def stats(rollout_N: torch.Tensor, trainer_N: torch.Tensor, valid_N: torch.Tenso
         tokens=int(valid_N.sum()),
         nonzero=nonzero,
         nonfinite=int((valid_N & ~finite_N).sum()),
-        max=float(diff_M.abs().max()) if some else 0.0,
-        mean=float(diff_M.mean()) if some else 0.0,
-        std=float(diff_M.std(correction=0)) if some else 0.0,
-        k3=float((torch.expm1(-diff_M) + diff_M).mean()) if some else 0.0,
+        max=float(diff_M.abs().max()) if some else math.nan,
+        mean=float(diff_M.mean()) if some else math.nan,
+        std=float(diff_M.std(correction=0)) if some else math.nan,
+        k3=float((torch.expm1(-diff_M) + diff_M).mean()) if some else math.nan,
     )
 
 
@@ -75,7 +76,7 @@ def per_sequence(
                 prompt_tokens=len(sequence.prompt),
                 tokens=int(valid_N[part].sum()),
                 nonzero=int(bad_N[part].sum()),
-                max=float(diff_N[part][finite_N].max()) if bool(finite_N.any()) else 0.0,
+                max=float(diff_N[part][finite_N].max()) if bool(finite_N.any()) else math.nan,
                 first_position=None if first is None else len(sequence.prompt) + first,
             )
         )
@@ -108,7 +109,7 @@ def worst_tokens(
                 token=sequences[i].sampled[k],
                 rollout=float(rollout_N[n]),
                 trainer=float(trainer_N[n]),
-                ulps=int(distance_N[n]),
+                ulps=int(distance_N[n]) if math.isfinite(size_N[n]) else -1,
                 around=around,
             )
         )

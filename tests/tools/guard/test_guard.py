@@ -141,11 +141,7 @@ def test_the_figures_are_those_of_measure(rows: list[tuple[float, float, bool]])
     trainer = torch.tensor([row[1] for row in rows])
     mask = torch.tensor([row[2] for row in rows])
     ours, theirs = figures(rollout, trainer, mask), gap.stats(rollout, trainer, mask)
-    assert (ours.tokens, ours.nonzero, ours.nonfinite, ours.max) == (
-        theirs.tokens,
-        theirs.nonzero,
-        theirs.nonfinite,
-        theirs.max,
-    )
-    assert (ours.mean, ours.std) == pytest.approx((theirs.mean, theirs.std), rel=1e-9, abs=1e-12)
-    assert ours.k3 == pytest.approx(theirs.k3, rel=1e-9, abs=1e-12)
+    assert (ours.tokens, ours.nonzero, ours.nonfinite) == (theirs.tokens, theirs.nonzero, theirs.nonfinite)
+    assert ours.max == pytest.approx(theirs.max, rel=0, abs=0, nan_ok=True)
+    assert (ours.mean, ours.std) == pytest.approx((theirs.mean, theirs.std), rel=1e-9, abs=1e-12, nan_ok=True)
+    assert ours.k3 == pytest.approx(theirs.k3, rel=1e-9, abs=1e-12, nan_ok=True)

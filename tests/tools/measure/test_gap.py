@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from samebits.tools.measure import gap
+from samebits.tools.measure.answer import figures
 from samebits.tools.sides.protocol import Sequence
 
 
@@ -56,7 +57,21 @@ def test_equal_values_that_are_not_finite_are_never_exact(value: float) -> None:
 def test_masked_tokens_do_not_count_and_nothing_valid_is_not_exact() -> None:
     rollout, trainer = every(-1.0, -9.0), every(-1.0, math.nan)
     assert gap.stats(rollout, trainer, torch.tensor([True, False])).exact
-    assert not gap.stats(rollout, rollout, torch.zeros(2, dtype=torch.bool)).exact
+    nothing = gap.stats(rollout, rollout, torch.zeros(2, dtype=torch.bool))
+    assert not nothing.exact
+    assert math.isnan(nothing.max)
+
+
+def test_with_no_finite_token_no_figure_is_zero_and_the_file_keeps_it_so() -> None:
+    found = gap.stats(every(-1.0, -2.0), every(math.nan, -math.inf), yes(2))
+    assert (found.nonzero, found.nonfinite, found.exact) == (2, 2, False)
+    assert all(math.isnan(value) for value in (found.max, found.mean, found.std, found.k3))
+    again = type(found).model_validate_json(found.model_dump_json())
+    assert math.isnan(again.max)
+    assert not again.exact
+    assert figures(found) == "2 of 2 tokens differ, none finite on both sides, 2 not finite"
+    (row,) = gap.per_sequence([Sequence([5], [7, 8])], every(-1.0, -2.0), every(math.nan, -math.inf), yes(2))
+    assert math.isnan(row.max)
 
 
 def test_ulps_count_across_the_sign_and_exponents() -> None:
@@ -83,4 +98,5 @@ def test_sequences_and_worst_tokens_are_named_by_absolute_position() -> None:
 def test_a_value_that_is_not_finite_is_the_worst_token() -> None:
     sequences = [Sequence([5], [7, 8])]
     worst = gap.worst_tokens(sequences, every(-1.0, -2.5), every(math.nan, -2.0), yes(2))
-    assert [token.position for token in worst] == [1, 2]
+    assert [(token.position, token.ulps >= 0) for token in worst] == [(1, False), (2, True)]
+    assert worst[0].ulps == -1

@@ -19,7 +19,7 @@ class GapStats(Model):
     nonfinite: int
     """Valid tokens with a logprob that is not finite on either side; any makes the comparison fail."""
     max: float
-    """Largest |diff|."""
+    """Largest |diff|; like mean, std and k3 over the finite tokens, NaN when there is none."""
     mean: float
     """Mean of diff."""
     std: float
@@ -39,6 +39,7 @@ class SequenceGap(Model):
     tokens: int
     nonzero: int
     max: float
+    """NaN: no finite token."""
     first_position: int | None
     """Absolute position of the first differing sampled token; None: all equal."""
 
@@ -50,7 +51,7 @@ class WorstToken(Model):
     rollout: float
     trainer: float
     ulps: int
-    """Distance of the two float32 values in units in the last place."""
+    """Distance of the two float32 values in units in the last place; -1: one of them is not finite."""
     around: tuple[float, ...]
     """diff at the positions -2..+2 around it; NaN beyond the ends or where masked."""
 
@@ -109,5 +110,7 @@ class GapReport(Manifest):
     axes: tuple[Axis, ...]
     could_fail: str
     """Evidence of step 1: what a one-ulp change to one tap did to the logprobs, and whether capture moves a bit."""
+    notes: tuple[str, ...] = ()
+    """What else the figures need to be read: where logprobs are not finite, greedy sampling."""
     sides: dict[str, tuple[str, ...]]
     """What really ran, by role: versions, runner, attention backend, eager or compiled, kernels replaced."""
