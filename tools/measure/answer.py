@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Literal
 
+from samebits.tools.measure.causes import explains
+from samebits.tools.measure.remedies import remedy
 from samebits.tools.schema.results import Result
 
 if TYPE_CHECKING:
     from samebits.tools.job.job import Job
     from samebits.tools.measure.rollouts import Source
-    from samebits.tools.schema.artifacts.gap import Axis, GapReport, GapStats
+    from samebits.tools.schema.artifacts.gap import Axis, GapReport, GapStats, NotNumerics
     from samebits.tools.schema.results import Cell
 
 Row = dict[str, "Cell"]
 Verdict = Literal["equal", "differs", "unjudged"]
+NONE_FINITE = "none finite"
 
 
 def result_of(report: GapReport, folder: str, source: Source, job: Job) -> Result:
     """Verdict, summary, table and the next verb."""
-    verdict, summary = _verdict(report)
+    verdict, summary = _verdict(report, source)
     rows = tuple(_rows(report))
     return Result(
         verdict=verdict,
@@ -33,10 +37,13 @@ def result_of(report: GapReport, folder: str, source: Source, job: Job) -> Resul
 
 def figures(stats: GapStats) -> str:
     """The figures of a comparison in one line."""
-    return (
-        f"{stats.nonzero} of {stats.tokens} tokens differ, max {stats.max:.3g}, mean {stats.mean:.3g}, std "
-        f"{stats.std:.3g}, k3 {stats.k3:.3g}" + (f", {stats.nonfinite} not finite" if stats.nonfinite else "")
+    sizes = (
+        f"max {stats.max:.3g}, mean {stats.mean:.3g}, std {stats.std:.3g}, k3 {stats.k3:.3g}"
+        if math.isfinite(stats.max)
+        else "none finite on both sides"
     )
+    bad = f", {stats.nonfinite} not finite" if stats.nonfinite else ""
+    return f"{stats.nonzero} of {stats.tokens} tokens differ, {sizes}{bad}"
 
 
 def unsound(report: GapReport) -> bool:
@@ -44,10 +51,11 @@ def unsound(report: GapReport) -> bool:
     return report.weights.endswith("step 1 failed")
 
 
-def _verdict(report: GapReport) -> tuple[Verdict, str]:
+def _verdict(report: GapReport, source: Source) -> tuple[Verdict, str]:
     stats = report.stats
     if stats.tokens == 0:
-        return "unjudged", "No valid token was compared: every sampled token is masked, so nothing is proved."
+        why = "every sampled token is masked" if source.data.valid_N.numel() else "no row holds a sampled token"
+        return "unjudged", f"No valid token was compared: {why}, so nothing is proved."
     if unsound(report):
         return "unjudged", f"The check could not have failed, so it proves nothing. {report.could_fail}."
     said = [
@@ -55,17 +63,21 @@ def _verdict(report: GapReport) -> tuple[Verdict, str]:
         if stats.exact
         else f"The sides differ: {figures(stats)}."
     ]
+    said += report.notes
     if report.weights.startswith("differ"):
         said.append(f"The weights {report.weights}. Nothing further was asked: make them equal first.")
-    elif report.not_numerics:
-        first = report.not_numerics[0]
-        said.append(
-            f"Data or meaning, not numerics: {first.explanation}; it leaves {first.residual:.3g} of "
-            f"{first.before:.3g} nats."
-        )
+    said += [_said(cause, first=k == 0) for k, cause in enumerate(report.not_numerics) if k == 0 or not explains(cause)]
     varying = [axis for axis in report.axes if axis.outcome.status == "varies"]
     said += [f"The {axis.side} side is not equal to itself ({axis.name}): {_outcome(axis)}." for axis in varying]
     return "equal" if stats.exact else "differs", " ".join(said)
+
+
+def _said(cause: NotNumerics, first: bool) -> str:
+    left = f"it leaves {cause.residual:.3g} of {cause.before:.3g} nats"
+    if explains(cause):
+        return f"Data or meaning, not numerics: {cause.explanation}; {left}."
+    rest = "The rest is numerics or another cause" if first else "It is not what makes the rest"
+    return f"Present, explains little: {cause.explanation}; {left}. {rest}."
 
 
 def _outcome(axis: Axis) -> str:
@@ -76,34 +88,60 @@ def _outcome(axis: Axis) -> str:
 
 
 def _row(name: str, outcome: str, detail: str, stats: GapStats | None = None, tokens: int | None = None) -> Row:
+    def size(value: float) -> Cell:
+        if math.isfinite(value):
+            return value
+        return NONE_FINITE if stats is not None and stats.tokens else None
+
     return {
         "check": name,
         "outcome": outcome,
         "tokens": stats.tokens if stats else tokens,
         "nonzero": stats.nonzero if stats else None,
-        "max": stats.max if stats else None,
-        "mean": stats.mean if stats else None,
-        "std": stats.std if stats else None,
-        "k3": stats.k3 if stats else None,
+        "not finite": stats.nonfinite if stats else None,
+        "max": size(stats.max) if stats else None,
+        "mean": size(stats.mean) if stats else None,
+        "std": size(stats.std) if stats else None,
+        "k3": size(stats.k3) if stats else None,
         "detail": detail,
     }
 
 
 def _rows(report: GapReport) -> list[Row]:
-    stats = report.stats
-    worst = report.worst[0] if report.worst else None
-    where = f"worst: sequence {worst.sequence}, position {worst.position}, {worst.ulps} ulps" if worst else ""
-    rows = [_row("rollout against trainer", "exact" if stats.exact else "differs", where, stats)]
-    rows.append(_row("could it fail", "no" if unsound(report) else "yes", report.could_fail))
-    rows.append(_row("weights", report.weights.split(" ")[0].rstrip(":"), report.weights))
+    stats, empty = report.stats, report.stats.tokens == 0
+    judged = "nothing compared" if empty else "exact" if stats.exact else "differs"
+    rows = [_row("rollout against trainer", judged, _worst(report), stats)]
+    seen = "nothing compared" if empty else "no" if unsound(report) else "yes"
+    rows.append(_row("could it fail", seen, report.could_fail))
+    rows.append(_row("weights", _weights(report.weights), report.weights))
+    rows += [_row("note", "read", note) for note in report.notes]
     rows += [
-        _row(f"cause: {c.cause}", f"leaves {c.residual:.3g} of {c.before:.3g}", c.explanation)
+        _row(
+            f"cause: {c.cause}",
+            f"leaves {c.residual:.3g} of {c.before:.3g}",
+            c.explanation if explains(c) else f"present, explains little: {c.explanation}",
+        )
         for c in report.not_numerics
     ]
     for axis in report.axes:
         found = axis.outcome.stats if axis.outcome.status == "varies" else None
         rows.append(_row(f"{axis.side}: {axis.name}", axis.outcome.status, _outcome(axis), found, axis.tokens))
+    if not any(row["not finite"] for row in rows):
+        for row in rows:
+            del row["not finite"]
     return rows
+
+
+def _worst(report: GapReport) -> str:
+    if not report.worst:
+        return ""
+    worst = report.worst[0]
+    far = f"{worst.ulps} ulps" if worst.ulps >= 0 else f"not finite (rollout {worst.rollout}, trainer {worst.trainer})"
+    return f"worst: sequence {worst.sequence}, position {worst.position}, {far}"
+
+
+def _weights(text: str) -> str:
+    return "not checked" if text.startswith("not checked") else text.split(" ")[0].rstrip(":")
 
 
 def _next(report: GapReport, verdict: str, source: Source) -> str:
@@ -112,9 +150,8 @@ def _next(report: GapReport, verdict: str, source: Source) -> str:
     if report.weights.startswith("differ"):
         return "make the weights of both sides equal (same folder, same version), then samebits measure again"
     if report.not_numerics:
-        return (
-            f"correct {report.not_numerics[0].cause} in samebits.toml or in your pipeline, then samebits measure again"
-        )
+        # A weak one too: with it in place no bits can become equal.
+        return f"{remedy(report.not_numerics[0].cause)}, then samebits measure again"
     varying = next((axis for axis in report.axes if axis.outcome.status == "varies"), None)
     if varying is not None:
         return f"make the {varying.side} side equal to itself first ({varying.name}), then samebits measure again"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ON_REQUEST = ("eager_compiled",)
 """Axes that need a second engine: run only when asked for by name."""
+COUNTED = {"chunked_prefill": "chunked_prefills", "prefix_hit": "prefix_hit_tokens"}
+"""The fact in which a side counts what an axis switches on; a side without the fact has no such thing."""
 RESCORED = 256
 """Tokens rescored one by one in the prefill path; more are thinned by a stride."""
 
@@ -44,6 +46,16 @@ def chosen(asked: tuple[str, ...] | None) -> tuple[str, ...]:
     if wrong:
         raise UserError(f"axis {wrong[0]!r}", "not known", f"use some of {', '.join(names())}")
     return tuple(name for name in names() if name in asked)
+
+
+def of(role: Role, asked: tuple[str, ...]) -> list[str]:
+    """Those of the asked axes that a role has."""
+    return [name for name in asked if name == "repeat" or (name == "micro_batch") == (role == "trainer")]
+
+
+def lacks(name: str, plain: Scores) -> bool:
+    """Whether the rollout side has no such thing as this axis switches: its scores do not count it."""
+    return name in COUNTED and COUNTED[name] not in plain.facts
 
 
 def variants(role: Role, name: str, data: RolloutData, micro_batch: int) -> list[Variant]:
@@ -82,7 +94,7 @@ def variants(role: Role, name: str, data: RolloutData, micro_batch: int) -> list
                 How(chunk=chunk),
                 f"whole prefills against a budget of {chunk} tokens a step",
                 "chunked prefill",
-                some("chunked_prefills", "no prefill was cut"),
+                some(COUNTED[name], "no prefill was cut"),
             )
         ]
     if name == "prefix_hit":
@@ -91,7 +103,7 @@ def variants(role: Role, name: str, data: RolloutData, micro_batch: int) -> list
                 How(warm_prefix=True),
                 "cold against warm prefix cache",
                 "prefix cache hits",
-                some("prefix_hit_tokens", "no prompt holds a whole cached block"),
+                some(COUNTED[name], "no prompt holds a whole cached block"),
             )
         ]
     return []
@@ -104,6 +116,8 @@ def run(sides: Sides, role: Role, name: str, rollout: Path, data: RolloutData, p
     """
     if name == "eager_compiled":
         return _engine_axis(sides, rollout, data, plain) if role == "rollout" else None
+    if lacks(name, plain):
+        return _axis(role, name, 0, NotRun(reason="this side has no such thing"), "")
     tried = variants(role, name, data, sides.experiment.trainer.micro_batch)
     reasons, equal, tokens = [], [], 0
     for variant in tried:

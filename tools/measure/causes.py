@@ -76,12 +76,17 @@ class Gap:
 
 
 def find_causes(gap: Gap) -> tuple[NotNumerics, ...]:
-    """Every cause whose closed form fits, best first (smallest residual, then the simpler reading)."""
+    """Every cause whose closed form fits, best first (those that explain, smallest residual, the simpler reading)."""
     found = [endings.find(gap), rounding.find(gap)]
     if int(gap.used_N.sum()) >= FEWEST:
         found += [*_meanings(gap), _divided(gap), _shifted(gap)]
     causes = [cause for cause in found if cause is not None]
-    return tuple(_once(sorted(causes, key=lambda c: c.residual)))
+    return tuple(_once(sorted(causes, key=lambda c: (not explains(c), c.residual))))
+
+
+def explains(cause: NotNumerics) -> bool:
+    """Whether next to nothing is left after the cause; rounding may be certain and yet explain little."""
+    return cause.residual <= LEFT * cause.before
 
 
 def _once(causes: list[NotNumerics]) -> list[NotNumerics]:
@@ -255,6 +260,9 @@ def _support(gap: Gap, temperature: float, uncut_N: torch.Tensor, count_N: torch
     ]
     columns = gap.ask(tuple(readings))
     best = min(range(len(readings)), key=lambda k: _spread_known(gap, columns[f"logprob.{k}"]))
+    # A set that is nearly the whole vocabulary cuts nothing: what fits then is the temperature.
+    if _spread(gap, columns[f"logprob.{best}"]) > LEFT**2 * _spread(gap, uncut_N):
+        return [None]
     reading = readings[best]
     cause = "top_k" if reading.top_k else "top_p"
     how = (

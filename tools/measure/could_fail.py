@@ -59,8 +59,14 @@ def check(sides: Sides, role: Role, rollout: Path, data: RolloutData, plain: Sco
     digests = {str(t.site): t.digest for t in after.taps}
     seen = [str(t.site) for t in before.taps if digests.get(str(t.site)) != t.digest]
     changed = int((gap.differs(plain.logprob_N, flipped.logprob_N) & both_N).sum())
+    compared = int(both_N.sum())
+    agreed = (
+        f"captured and plain runs agree on all {compared} logprobs"
+        if compared
+        else "captured and plain runs have no valid logprob to compare"
+    )
     text = (
-        f"{role}: captured and plain runs agree on all {int(both_N.sum())} logprobs; one ulp at {tap.site} "
+        f"{role}: {agreed}; one ulp at {tap.site} "
         f"(sequence {flip.sequence}, "
         f"position {flip.position}) changes the digests of {len(seen)} of {len(before.taps)} taps and {changed} "
         f"logprobs"

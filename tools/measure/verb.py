@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from samebits.tools.measure import axes, could_fail, gap
 from samebits.tools.measure.answer import result_of
-from samebits.tools.measure.causes import Gap, find_causes
+from samebits.tools.measure.causes import Gap, explains, find_causes
+from samebits.tools.measure.notes import notes
 from samebits.tools.measure.rollouts import obtain
 from samebits.tools.measure.sides import Sides
 from samebits.tools.measure.weights_check import WeightsAnswer, compare_weights
@@ -114,10 +115,10 @@ def _axes(sides: Sides, found: Findings, asked: tuple[str, ...]) -> tuple[Axis, 
     if blocked:
         return tuple(_not_run("trainer" if name == "micro_batch" else "rollout", name, blocked) for name in asked)
     out: list[Axis | None] = []
-    for name in asked:
+    for name in axes.of("trainer", asked):
         sides.job.emit("axes", f"trainer against itself: {name}")
         out.append(axes.run(sides, "trainer", name, found.source.folder, found.source.data, found.trainer))
-    names = [name for name in asked if name != "micro_batch"]
+    names = axes.of("rollout", asked)
     if not found.source.engine:
         out += [_not_run("rollout", name, "the rollout is a file: there is no engine to ask") for name in names]
     elif names:
@@ -130,7 +131,8 @@ def _rollout_axes(sides: Sides, found: Findings, plain: Scores, names: list[str]
     source = found.source
     out: list[Axis | None] = []
     for name in names:
-        sides.job.emit("axes", f"rollout side against itself: {name}")
+        if not axes.lacks(name, plain):
+            sides.job.emit("axes", f"rollout side against itself: {name}")
         if name == "repeat" and source.generated:
             both_N = source.data.valid_N & plain.scored_N
             free = gap.stats(source.data.logprob_N, plain.logprob_N, both_N)
@@ -146,7 +148,7 @@ def _blocked(found: Findings) -> str:
         return "step 1 failed: the check could not have failed"
     if found.weights.equal is False:
         return "the weights differ: nothing after that means anything"
-    if found.causes:
+    if found.causes and explains(found.causes[0]):
         return f"data or meaning first: {found.causes[0].cause}"
     return ""
 
@@ -172,6 +174,7 @@ def _write(sides: Sides, found: Findings) -> tuple[GapReport, str]:
         weights=found.weights.text,
         axes=found.axes,
         could_fail=found.evidence.text,
+        notes=notes(data, trainer_N),
         sides=described,
         made_from={"rollout": artifact.identity(found.source.folder)},
         environment=fingerprint.environment(os.environ | dict(sides.experiment.rollout.env)),

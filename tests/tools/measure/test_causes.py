@@ -10,6 +10,7 @@ import torch
 
 from samebits.tools.measure import gap as figures
 from samebits.tools.measure.causes import Gap, find_causes
+from samebits.tools.measure.remedies import remedy
 from samebits.tools.schema.experiment import Workload
 from samebits.tools.schema.passes import How, Reading
 from samebits.tools.sides.protocol import RolloutData, Sequence
@@ -177,6 +178,7 @@ def test_a_planted_cause_is_named_first_and_its_closed_form_leaves_next_to_nothi
     assert (found[0].cause, words in found[0].explanation) == (cause, True), found
     # Two float32 computations of the same logprob are what is left.
     assert found[0].residual < 1e-5 < found[0].before
+    assert remedy(found[0].cause)
 
 
 @pytest.mark.parametrize("lanes", [64, -40])
@@ -251,3 +253,13 @@ def test_other_weights_are_given_no_cause_of_meaning(
     sample: Callable[..., RolloutData], trainers: Callable[..., TransformersSide], tmp_path: Path
 ) -> None:
     assert causes_of(sample(), trainers(seed=1), tmp_path) == ()
+
+
+def test_a_kept_set_that_is_the_whole_vocabulary_is_no_cause(
+    sample: Callable[..., RolloutData], trainers: Callable[..., TransformersSide], tmp_path: Path
+) -> None:
+    """Processed at temperature 0.6, called raw: the temperature explains it, and a top-k of everything adds nothing."""
+    data = replace(sample(temperature=0.6), logprobs="raw")
+    found = causes_of(data, trainers(), tmp_path)
+    assert "raw_processed" in {cause.cause for cause in found}
+    assert {cause.cause for cause in found}.isdisjoint({"top_k", "top_p"}), found

@@ -145,6 +145,97 @@ def test_nothing_valid_is_never_exact(models: Callable[..., Path], tmp_path: Pat
     path = rows_file(tmp_path, tmp_path / "one", lambda row: row.update(mask=[0] * len(row["sampled_ids"])))
     result, report = measured(tmp_path / "two", request(models(), rollout={"side": f"file:{path}"}))
     assert (result.verdict, report.stats.tokens, result.exit_code) == ("unjudged", 0, 2)
+    assert "every sampled token is masked" in result.summary
+    outcomes = {str(row["check"]): row for row in result.rows}
+    assert outcomes["rollout against trainer"]["outcome"] == outcomes["could it fail"]["outcome"] == "nothing compared"
+    assert outcomes["rollout against trainer"]["max"] is None
+    assert outcomes["weights"]["outcome"] == "not checked"
+    assert "no valid logprob to compare" in report.could_fail
+    assert "agree" not in report.could_fail
+
+
+@pytest.mark.usefixtures("sides_here")
+def test_rows_without_a_sampled_token_are_not_called_masked(models: Callable[..., Path], tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt_ids": [5, 6], "sampled_ids": [], "logprobs": []}\n')
+    result, report = measured(tmp_path / "job", request(models(), rollout={"side": f"file:{path}"}))
+    assert (result.verdict, report.stats.tokens) == ("unjudged", 0)
+    assert "no row holds a sampled token" in result.summary
+    assert "masked" not in result.summary
+
+
+@pytest.mark.usefixtures("sides_here")
+def test_nothing_finite_is_said_in_words_and_never_as_zero(models: Callable[..., Path], tmp_path: Path) -> None:
+    measured(tmp_path / "one", request(models(), axes=()))
+    path = rows_file(tmp_path, tmp_path / "one", lambda row: row.update(logprobs=[float("nan")] * len(row["logprobs"])))
+    result, _ = measured(tmp_path / "two", request(models(), rollout={"side": f"file:{path}"}, axes=()))
+    row = result.rows[0]
+    assert (row["not finite"], row["max"], row["k3"]) == (24, "none finite", "none finite")
+    assert "not finite (rollout nan" in str(row["detail"])
+    assert "none finite on both sides" in result.summary
+    assert "24 on the rollout side" in result.summary
+    assert len({tuple(row) for row in result.rows}) == 1, "one table"
+
+
+@pytest.mark.usefixtures("sides_here")
+def test_a_sampled_token_outside_the_trainers_kept_set_is_explained(
+    models: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Planted: a rollout sampled from 40 tokens, recorded as from 2."""
+    measured(tmp_path / "one", request(models(), workload={"top_k": 40, "temperature": 2.0}, axes=()))
+    path = rows_file(tmp_path, tmp_path / "one", lambda row: row.update(temperature=2.0, top_k=2))
+    result, report = measured(tmp_path / "two", request(models(), rollout={"side": f"file:{path}"}, axes=()))
+    assert report.stats.nonfinite > 0
+    said = f"{report.stats.nonfinite} of 24 sampled tokens are outside the trainer's kept set (top-k 2)"
+    assert said in result.summary
+    assert said in report.notes[0]
+    assert "near-ties" in result.summary
+
+
+@pytest.mark.usefixtures("sides_here")
+def test_greedy_rows_are_said_to_be_taken_raw(models: Callable[..., Path], tmp_path: Path) -> None:
+    _, report = measured(tmp_path / "job", request(models(), workload={"temperature": 0.0, "top_k": 5}, axes=()))
+    assert len(report.notes) == 1
+    assert "at temperature 1 without top-p and top-k" in report.notes[0]
+    assert report.stats.max < 1e-3
+
+
+@pytest.mark.usefixtures("sides_here")
+def test_a_rounding_that_explains_little_denies_nothing(models: Callable[..., Path], tmp_path: Path) -> None:
+    """Four places of decimals beside noise of a hundredth of a nat."""
+    measured(tmp_path / "one", request(models(), axes=()))
+    noise = iter([0.01, -0.02, 0.007] * 8)
+    path = rows_file(
+        tmp_path,
+        tmp_path / "one",
+        lambda row: row.update(logprobs=[min(round(lp + next(noise), 4), 0.0) for lp in row["logprobs"]]),
+    )
+    result, report = measured(tmp_path / "two", request(models(), rollout={"side": f"file:{path}"}))
+    assert [cause.cause for cause in report.not_numerics] == ["transport_rounding"]
+    assert "Present, explains little" in result.summary
+    assert "not numerics" not in result.summary
+    assert "transport_rounding" not in result.next
+    assert "whole float32 values" in result.next
+    outcomes = {(axis.side, axis.name): axis.outcome.status for axis in report.axes}
+    assert outcomes["trainer", "repeat"] == "same", "the sides are still asked"
+
+
+@pytest.mark.usefixtures("sides_here")
+def test_progress_names_only_axes_that_a_side_has(models: Callable[..., Path], tmp_path: Path) -> None:
+    _, report = measured(tmp_path / "job", request(models()))
+    lines = (tmp_path / "job" / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    said = [event["message"] for event in map(json.loads, lines) if event["phase"] == "axes"]
+    assert said == [
+        "trainer against itself: repeat",
+        "trainer against itself: micro_batch",
+        "rollout side against itself: repeat",
+        "rollout side against itself: batch",
+        "rollout side against itself: decode_prefill",
+    ]
+    absent = [axis for axis in report.axes if axis.name in ("chunked_prefill", "prefix_hit")]
+    assert {axis.outcome.reason for axis in absent if axis.outcome.status == "not_run"} == {
+        "this side has no such thing"
+    }
 
 
 @pytest.mark.usefixtures("sides_here")
