@@ -11,8 +11,10 @@ import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
+from samebits.tools.measure.workload_check import check_engine, check_workload
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment, Rollout, Trainer
 
@@ -40,7 +42,7 @@ def tried(check: str, look: Callable[[], str]) -> Row:
         return row(
             check,
             "fails",
-            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ..."),
             "correct the installation, or choose another side",
         )
 
@@ -50,8 +52,11 @@ def look(experiment: Experiment) -> list[Row]:
     rows = [row("python", "ok", f"{sys.version.split()[0]} at {sys.executable}"), *map(_package, PACKAGES)]
     rows.append(tried("device", lambda: _device(experiment)))
     rows.append(tried("disk", _disk))
-    rows += _side("rollout", experiment, experiment.rollout, experiment.rollout.model)
-    rows += _side("trainer", experiment, experiment.trainer, experiment.trainer_model)
+    rows += _side("rollout", experiment.rollout, experiment.rollout.model)
+    rows += _side("trainer", experiment.trainer, experiment.trainer_model)
+    if not experiment.rollout.side.startswith("file:"):
+        rows.append(tried("rollout length", lambda: check_engine(experiment)))
+        rows.append(tried("workload", lambda: check_workload(experiment)))
     return rows
 
 
@@ -85,7 +90,7 @@ def _disk() -> str:
     return f"{free} MiB free"
 
 
-def _side(role: str, experiment: Experiment, config: Rollout | Trainer, model: str) -> list[Row]:
+def _side(role: str, config: Rollout | Trainer, model: str) -> list[Row]:
     kind = config.side
     if kind.startswith("file:"):
         return [tried(f"{role} side", lambda: _file(kind.removeprefix("file:")))]
@@ -100,7 +105,7 @@ def _side(role: str, experiment: Experiment, config: Rollout | Trainer, model: s
                 'use "vllm" (rollout only), "transformers" or "python:package.module:function"',
             )
         ]
-    rows = [tried(f"{role} model", lambda: _model(experiment, config, model))]
+    rows = [tried(f"{role} model", lambda: _model(model))]
     rows += _vllm(config) if kind == "vllm" else [tried(f"{role} side", _transformers)]
     if rows[0]["outcome"] == "ok" and isinstance(config, Trainer) and config.kernels != "none":
         rows.append(tried("trainer kernels", lambda: _kernels(config, model)))
@@ -125,23 +130,12 @@ def _transformers() -> str:
     return f"transformers {module.__version__} imports"
 
 
-def _model(experiment: Experiment, config: Rollout | Trainer, model: str) -> str:
+def _model(model: str) -> str:
     from samebits.tools.sides.model_folder import check_model_folder
 
     folder = check_model_folder(model)
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    limit = (values.get("text_config") or values).get("max_position_embeddings")
-    wanted = experiment.workload.prompt_tokens[1] + experiment.workload.new_tokens
-    if not experiment.workload.file:
-        if isinstance(config, Rollout) and wanted > config.max_model_len:
-            raise UserError(
-                "workload",
-                f"{wanted} tokens at most, rollout.max_model_len is {config.max_model_len}",
-                "raise it or shorten the workload",
-            )
-        if isinstance(limit, int) and wanted > limit:
-            raise UserError("workload", f"{wanted} tokens at most, the model takes {limit}", "shorten the workload")
-    return f"{folder}: {', '.join(values.get('architectures') or ['no architecture named'])}, {limit} positions"
+    return f"{folder}: {', '.join(values.get('architectures') or ['no architecture named'])}"
 
 
 def _vllm(config: Rollout | Trainer) -> list[Row]:

@@ -10,8 +10,11 @@ import pytest
 from samebits.tools.job.job import Job
 from samebits.tools.measure import look
 from samebits.tools.measure.inspect import run_inspect
+from samebits.tools.measure.verb import run_measure
+from samebits.tools.measure.workload_check import check_engine, check_workload
+from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment
-from samebits.tools.schema.requests import InspectRequest
+from samebits.tools.schema.requests import InspectRequest, MeasureRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,8 +74,12 @@ def test_a_hook_that_does_not_match_is_a_failing_row_with_its_name(
         ({"trainer": {"side": "vllm"}}, "trainer side", "'vllm' is not known"),
         ({"trainer": {"side": "python:no_such:thing"}}, "trainer side", "cannot be imported"),
         ({"rollout": {"side": "file:/absent.jsonl"}}, "rollout side", "no such file"),
-        ({"workload": {"new_tokens": 400}}, "rollout model", "max_model_len is 128"),
-        ({"rollout": {"max_model_len": 4096}, "workload": {"new_tokens": 400}}, "trainer model", "the model takes 128"),
+        ({"workload": {"new_tokens": 400}}, "workload", "max_model_len is 128"),
+        ({"rollout": {"max_model_len": 4096}, "workload": {"new_tokens": 400}}, "workload", "the model takes 128"),
+        ({"rollout": {"side": "vllm", "max_model_len": 129}}, "rollout length", "has 128 positions"),
+        ({"workload": {"prompt_tokens": (9, 3)}}, "workload", "1 <= shortest <= longest"),
+        ({"workload": {"prompt_tokens": (0, 3)}}, "workload", "1 <= shortest <= longest"),
+        ({"workload": {"file": "/absent.jsonl"}}, "workload", "cannot be read"),
         ({"trainer": {"kernels": "vllm", "layout": "padded"}}, "trainer kernels", "padded"),
     ],
 )
@@ -80,6 +87,47 @@ def test_each_thing_that_would_stop_a_run_is_named(
     sections: dict[str, Any], check: str, said: str, models: Callable[..., Path]
 ) -> None:
     assert said in failing(experiment(models(), **sections))[check]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"prompt_ids": [1]}\nnot json', "rows.jsonl:2: not JSON"),
+        ('{"prompt_ids": [256]}', "token ids below 256"),
+        ('{"prompt": "text"}', "there is no tokenizer in"),
+        (json.dumps({"prompt_ids": [5] * 121}), "129 tokens at most"),
+    ],
+)
+@pytest.mark.usefixtures("sides_here")
+def test_a_prompts_file_is_read_by_inspect_and_by_measure_before_a_side_starts(
+    text: str, said: str, models: Callable[..., Path], tmp_path: Path
+) -> None:
+    path, job = tmp_path / "rows.jsonl", Job(tmp_path / "job")
+    job.folder.mkdir()
+    path.write_text(text, encoding="utf-8")
+    asked = experiment(models(), workload={"file": str(path)})
+    assert said in failing(asked)["workload"]
+    with pytest.raises(UserError) as caught:
+        run_measure(MeasureRequest(experiment=asked), job)
+    assert said in str(caught.value)
+    assert list(job.folder.iterdir()) == [], "no side was opened, nothing was half-made"
+
+
+def test_lengths_that_fit_and_a_stretched_model_are_let_through(models: Callable[..., Path], tmp_path: Path) -> None:
+    import shutil
+
+    path, folder = tmp_path / "rows.jsonl", tmp_path / "model"
+    path.write_text(json.dumps({"prompt_ids": [5] * 120}), encoding="utf-8")
+    assert "128 tokens at most" in check_workload(experiment(models(), workload={"file": str(path)}))
+    long = {"side": "vllm", "max_model_len": 512}
+    with pytest.raises(UserError, match="128 positions"):
+        check_engine(experiment(models(), rollout=long))
+    check_engine(experiment(models(), rollout=long | {"env": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}}))
+    shutil.copytree(models(), folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["rope_scaling"] = {"rope_type": "linear", "factor": 4.0}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    check_engine(experiment(folder, rollout=long))
 
 
 def test_a_family_without_role_list_is_named(models: Callable[..., Path], tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from samebits.tools.schema.errors import UserError
+from samebits.tools.sides.prompt_rows import check_ids, check_tokenizer, read_prompts
 
 if TYPE_CHECKING:
     from samebits.tools.schema.experiment import Workload
@@ -44,55 +45,32 @@ def _random(workload: Workload, vocabulary: int, special: set[int]) -> list[list
 
 
 def _from_file(path: Path, model: Path, vocabulary: int) -> list[list[int]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            str(path), f"cannot be read ({error})", "give a JSONL file of prompts in [workload] file"
-        ) from error
     tokenizer: Any = None
     found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    for row in read_prompts(path.expanduser(), vocabulary):
+        if row.ids is not None:
+            found.append(row.ids)
             continue
-        where = f"{path}:{number}"
-        row = _row(line, where)
-        if "prompt" in row and "prompt_ids" not in row:
-            tokenizer = tokenizer or _tokenizer(model, where)
-            row["prompt_ids"] = list(tokenizer(row["prompt"])["input_ids"])
-        ids = row["prompt_ids"]
-        if (
-            not isinstance(ids, list)
-            or not ids
-            or not all(isinstance(token, int) and 0 <= token < vocabulary for token in ids)
-        ):
+        tokenizer = tokenizer or _tokenizer(model, row.where)
+        ids = list(tokenizer(row.text)["input_ids"])
+        if not ids:
             raise UserError(
-                where, f"prompt_ids must be a non-empty list of token ids below {vocabulary}", "correct this row"
+                row.where, f"is text of which the tokenizer in {model} makes no token", "give prompt_ids, or other text"
             )
-        found.append(ids)
-    if not found:
-        raise UserError(str(path), "has no prompts", 'write one {"prompt_ids": [...]} or {"prompt": "text"} per line')
+        found.append(check_ids(ids, row.where, vocabulary))
     return found
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise UserError(where, f"not JSON ({error})", "correct this row") from error
-    if not isinstance(row, dict) or not ({"prompt", "prompt_ids"} & row.keys()):
-        raise UserError(where, 'has neither "prompt_ids" nor "prompt"', "correct this row")
-    return row
-
-
 def _tokenizer(model: Path, where: str) -> Any:
+    check_tokenizer(model, where)
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(model, local_files_only=True)
-    except Exception as error:  # the library raises many kinds for a missing tokenizer
+    except Exception as error:  # the library raises many kinds for a tokenizer it cannot make
+        reason = shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
         raise UserError(
             where,
-            f"is text, and {model} has no tokenizer that loads",
-            'give "prompt_ids" instead, or put the tokenizer files into the model folder',
+            f"is text, and the tokenizer in {model} does not load ({reason})",
+            "give prompt_ids, or correct the tokenizer's files in the folder",
         ) from error

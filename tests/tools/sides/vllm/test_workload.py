@@ -29,7 +29,8 @@ def test_random_prompts_spread_their_lengths_and_avoid_special_ids() -> None:
         ('{"prompt_ids": [9]}', "below 8"),
         ('{"prompt_ids": []}', "non-empty"),
         ("\n", "has no prompts"),
-        ('{"prompt": "text"}', "no tokenizer"),
+        ('{"prompt": "text"}', r"there is no tokenizer in .*give prompt_ids, or add"),
+        ('{"prompt": 3}', "non-empty text"),
         ("[1]", "neither"),
     ],
 )
