@@ -110,7 +110,9 @@ class Session:
             raise SideDied(self.role, f"{how} during {command.command!r}", self.log)
         reply = REPLY.validate_json(line)
         if isinstance(reply, Refused):
-            raise UserError(reply.thing, reply.reason, reply.next_step)
+            # What a library printed on the way up is nowhere else.
+            log = f"; log: {self.log}" if isinstance(command, Open) else ""
+            raise UserError(reply.thing, reply.reason, reply.next_step + log)
         if isinstance(reply, Broken):
             raise SideDied(self.role, f"failed during {command.command!r}: {reply.message}", self.log)
         return reply

@@ -6,6 +6,7 @@ Legend: B rows of a batch, L its length, R rows whose logits are asked for, V vo
 from __future__ import annotations
 
 import inspect
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -175,7 +176,7 @@ def load_model(folder: Path, dtype: str, attention: str, device: str) -> Any:
             output_loading_info=True,
         )
     except (ValueError, KeyError, OSError, RuntimeError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:400]
+        reason = shorten(str(error), 400, placeholder=" ...")
         raise UserError(
             str(folder), f"transformers cannot load it as a causal LM: {reason}", "check config.json and the weights"
         ) from error

@@ -8,6 +8,7 @@ import traceback
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from samebits.tools.schema.errors import UserError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 OWN_SETTINGS = ("model", "dtype", "enforce_eager", "max_model_len", "logprobs_mode", "skip_tokenizer_init")
 """LLM arguments that the experiment file sets by other keys."""
 DEFAULT_SEQUENCES = 256
+UNKNOWN_MODEL = ("Model architecture", "No model architectures", "does not recognize this architecture")
+"""Words of vLLM and transformers about a config.json that names a model they do not have."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,14 +94,20 @@ def _refusal(error: BaseException, model: str) -> UserError:
         return inner
     text = str(error) or type(error).__name__
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reason = " ".join(lines[:4])[:600]
+    reason = shorten(" ".join(lines[:4]), 600, placeholder=" ...")
     if cause is not error:
-        first = (str(cause).strip().splitlines() or [""])[0][:300]
+        first = shorten((str(cause).strip().splitlines() or [""])[0], 300, placeholder=" ...")
         reason += f" (first cause: {type(cause).__name__}: {first})"
+    unknown = any(words in f"{text} {cause}" for words in UNKNOWN_MODEL)
+    place = (
+        f"give a model that this vLLM knows: {Path(model) / 'config.json'} names its architecture"
+        if unknown
+        else "correct [rollout] in samebits.toml"
+    )
     return UserError(
         f"the vLLM engine with {model}",
         f"did not start: {reason}",
-        "correct [rollout] in samebits.toml; the whole traceback is in the side's log",
+        f"{place}; the whole traceback is in the side's log",
     )
 
 
