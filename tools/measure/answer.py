@@ -157,6 +157,11 @@ def _next(report: GapReport, verdict: str, source: Source) -> str:
         return f"make the {varying.side} side equal to itself first ({varying.name}), then samebits measure again"
     if verdict == "equal":
         return "samebits gate keeps it so"
+    if not bool(source.data.logprob_N[source.data.valid_N].isfinite().all()):
+        return (
+            "find out why the rollout side reports logprobs that are not finite, or mask them, then samebits measure "
+            "again"
+        )
     return (
         f"samebits diff --rollout {source.folder}"
         if source.engine

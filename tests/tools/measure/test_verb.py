@@ -174,6 +174,7 @@ def test_nothing_finite_is_said_in_words_and_never_as_zero(models: Callable[...,
     assert "not finite (rollout nan" in str(row["detail"])
     assert "none finite on both sides" in result.summary
     assert "24 on the rollout side" in result.summary
+    assert "not finite" in result.next
     assert len({tuple(row) for row in result.rows}) == 1, "one table"
 
 
