@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 
 MANY = Workload(prompts=32, prompt_tokens=(3, 200), new_tokens=32)
-FEW = Workload(prompts=12, prompt_tokens=(3, 200), new_tokens=16)
+LONG = Workload(prompts=10, prompt_tokens=(120, 220), new_tokens=16)
+"""For the engine against itself: only long contexts have keys to split."""
+FEW = Workload(prompts=6, prompt_tokens=(3, 200), new_tokens=12)
 """For the steps that look at activations one operator at a time."""
 
 
@@ -100,7 +102,7 @@ def run_demo(request: DemoRequest, job: Job) -> Result:
     story = Story(job, stock)
     gap, before = _gap(story, stock)
     # The keys are split over threads: with one there is nothing to see.
-    named, switches = _against_itself(story, experiment_for(model, device, two, workload=FEW))
+    named, switches = _against_itself(story, experiment_for(model, device, two, workload=LONG))
     switches |= one
     work = _work_list(story, experiment_for(model, device, switches, workload=FEW))
     cut = _repro(story, work[1])
