@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samebits.tools.schema.errors import UserError
+
 if TYPE_CHECKING:
     import torch
 
@@ -74,7 +76,7 @@ class Side(ABC):
 
     def generate(self, workload: Workload) -> RolloutData:
         """Sample a rollout. Only sides that can generate have it."""
-        raise NotImplementedError
+        raise UserError(type(self).__name__, "does not generate tokens", "use it as the trainer, or give --rollout")
 
     @abstractmethod
     def score(
@@ -92,15 +94,15 @@ class Side(ABC):
 
     def readings(self, data: RolloutData, readings: tuple[Reading, ...]) -> dict[str, torch.Tensor]:
         """Columns of `passes.Readings`, float64 [N]. Only trainers have it."""
-        raise NotImplementedError
+        raise UserError(type(self).__name__, "has no logits to read", "use it as the rollout")
 
     def push(self, weights: Path, version: int, repair: bool, *, reset: bool = True) -> list[str]:
         """Load weights into the live side, reset caches, say which reload defects were found and worked round."""
-        raise NotImplementedError
+        raise UserError(type(self).__name__, "takes no weights while it runs", "load the new model folder instead")
 
     def step(self, data: RolloutData, command: Step) -> dict[str, float]:
         """One policy-gradient update. Only trainers have it."""
-        raise NotImplementedError
+        raise UserError(type(self).__name__, "is not trained", "use it as the rollout")
 
     def close(self) -> None:  # noqa: B027 (most sides have nothing to free)
         """Free engines and processes."""
