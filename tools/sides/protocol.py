@@ -114,7 +114,6 @@ def load(command: Open) -> Side:
     Raises:
         UserError: unknown kind, missing package or model folder.
     """
-    from samebits.tools.schema.errors import UserError
     from samebits.tools.sides import cpu_isa
 
     cpu_isa.apply()
