@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from samebits.tools.align.taps import Taps
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 PLAIN = How()
 
 
-@dataclass(slots=True)
+@dataclass
 class Answer:
     """One pass: the logprobs, and the capture when one was asked for."""
 
@@ -30,9 +31,9 @@ class Answer:
     scored_N: torch.Tensor
     folder: Path
 
-    @property
+    @cached_property
     def taps(self) -> Taps:
-        """The capture of this pass."""
+        """The capture of this pass; opened once, since opening it checks the digest of every file."""
         return Taps.open(self.folder / "capture")
 
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.tools.align.taps import Taps, producer
+from samebits.tools.align.taps import producer
 from samebits.tools.align.weights import anchors
 from samebits.tools.diff import explain, report, selection
 from samebits.tools.diff.asking import Asker
@@ -35,7 +35,9 @@ from samebits.tools.store.fingerprint import environment
 if TYPE_CHECKING:
     import torch
 
+    from samebits.tools.align.taps import Taps
     from samebits.tools.align.weights import Anchor
+    from samebits.tools.diff.asking import Answer
     from samebits.tools.diff.explain import Explained
     from samebits.tools.job.job import Job
     from samebits.tools.schema.requests import DiffRequest
@@ -69,7 +71,7 @@ def _diff(request: DiffRequest, job: Job, asker: Asker) -> Result:
     first_r = asker.score("rollout", "digest", CapturePlan())
     job.emit("pass 1", "row digests of every module on both sides", 1, 2)
     first_t = asker.score("trainer", "digest", CapturePlan())
-    _same_tokens(data, first_r.logprob_N)
+    _judgeable(data, first_r.logprob_N)
     gap = stats(first_r.logprob_N, first_t.logprob_N, data.valid_N)
     found_anchors = anchors(asker.weights("rollout"), asker.weights("trainer"))
     layers = _layers(found_anchors, first_r.taps, first_t.taps)
@@ -96,12 +98,11 @@ def _diff(request: DiffRequest, job: Job, asker: Asker) -> Result:
             manifest,
             f"every one of {gap.tokens} logprobs is equal to the bit; {compared} paired modules compared",
         )
-    return _localise(request, job, asker, data, found_anchors, layers, first_r.logprob_N != first_t.logprob_N)
+    return _localise(request, job, asker, data, found_anchors, layers, (first_r, first_t))
 
 
-def _same_tokens(data: RolloutData, again_N: torch.Tensor) -> None:
-    """The engine under capture must give the logprobs the rollout holds; else there is no one rollout side to look
-    at."""
+def _judgeable(data: RolloutData, again_N: torch.Tensor) -> None:
+    """There must be valid tokens, and finite logprobs from the engine under capture."""
     if data.valid_N.sum() == 0:
         raise UserError("the rollout", "no valid token", "check its mask")
     if not again_N.isfinite().all():
@@ -137,11 +138,11 @@ def _localise(
     data: RolloutData,
     found_anchors: list[Anchor],
     layers: tuple[tuple[str, int, int], ...],
-    differing_N: torch.Tensor,
+    digests: tuple[Answer, Answer],
 ) -> Result:
     budget = request.experiment.capture.budget_mib << 20
-    digest_folders = [asker.job.folder / "passes" / f"{role}-digest" / "capture" for role in ("rollout", "trainer")]
-    row_bytes = selection.bytes_per_row(*(Taps.open(folder) for folder in digest_folders))
+    row_bytes = selection.bytes_per_row(*(answer.taps for answer in digests))
+    differing_N = digests[0].logprob_N != digests[1].logprob_N
     chosen = selection.choose(data, differing_N, row_bytes, budget // OPERATOR_SHARE)
     plan = CapturePlan(store="tensors", sequences=chosen, budget_bytes=budget)
     valid_N = data.valid_N & selection.tokens_of(data, chosen)
