@@ -24,11 +24,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from samebits.kernels.adapters.errors import PatchError
+
+if TYPE_CHECKING:
+    import torch
 
 RoleName = Literal[
     "embedding", "norm", "rotary", "attention", "linear", "head", "activation", "router", "experts", "logprob"
@@ -50,6 +51,8 @@ class Facts:
     positions: int
     """Rows of the rotary table: the longest sequence."""
     bias: bool
+    rope_theta: float = 0.0
+    """Base of the rotary frequencies; 0: the config names none."""
     experts: int = 0
     expert_width: int = 0
 

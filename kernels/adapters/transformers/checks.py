@@ -126,6 +126,7 @@ def facts(model: Any, paths: dict[str, Role]) -> Facts:
         vocabulary=settings.vocab_size,
         positions=settings.max_position_embeddings,
         bias=any(module.bias is not None for module in linears),
+        rope_theta=float((getattr(settings, "rope_parameters", None) or {}).get("rope_theta", 0.0)),
         experts=getattr(settings, "num_experts", 0) or 0,
         expert_width=getattr(settings, "moe_intermediate_size", 0) or 0,
     )

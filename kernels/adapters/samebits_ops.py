@@ -1,0 +1,124 @@
+"""The table "samebits": samebits' own operators (kernels/ops), the same that its adapter puts into vLLM.
+
+Legend: see operators.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.operators import Facts, Operator, RoleName, Table, accept
+from samebits.kernels.adapters.pack import Pack
+from samebits.kernels.adapters.rotary_table import rotary_table
+from samebits.kernels.ops.attention.layout import HEAD_SIZES, MOST_GROUP
+from samebits.kernels.ops.attention_varlen.op import attention_varlen
+from samebits.kernels.ops.embedding import op as embedding_op
+from samebits.kernels.ops.linear.op import linear
+from samebits.kernels.ops.logprob import op as logprob_op
+from samebits.kernels.ops.rms_norm.op import rms_norm
+from samebits.kernels.ops.rotary import op as rotary_op
+from samebits.kernels.ops.silu_mul.op import silu_mul
+
+DTYPES = {"cpu": (torch.bfloat16, torch.float16, torch.float32), "cuda": (torch.bfloat16, torch.float16)}
+"""Dtypes of the table per device. float32 products on CUDA exist, untuned, and no engine was run with them."""
+
+
+def norm(
+    x_TD: torch.Tensor, residual_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The norm of x, or of the float32 sum of x and the residual."""
+    if residual_TD is None:
+        return rms_norm(x_TD, weight_D, eps), None
+    y_TD, sum_TD = rms_norm(x_TD, weight_D, eps, residual_TD)
+    return y_TD, sum_TD
+
+
+def attention(q_THE: torch.Tensor, k_TGE: torch.Tensor, v_TGE: torch.Tensor, scale: float, pack: Pack) -> torch.Tensor:
+    """The arithmetic of the paged operator over whole sequences."""
+    starts = pack.plans.get("samebits.cu_seqlens")
+    if starts is None:
+        starts = pack.plans["samebits.cu_seqlens"] = pack.cu_seqlens(q_THE.device)
+    return attention_varlen(q_THE, k_TGE, v_TGE, starts, max(pack.lengths), scale)
+
+
+def embedding(ids: torch.Tensor, weight_VD: torch.Tensor, padding: int | None) -> torch.Tensor:
+    """Rows of the table; the padding row gets no gradient, as in torch."""
+    out = embedding_op.embedding(ids, weight_VD)
+    return out if padding is None else torch.where((ids == padding)[..., None], out.detach(), out)
+
+
+def logprob(logits_MV: torch.Tensor, token_M: torch.Tensor, temperature: float) -> torch.Tensor:
+    """float32, nats; temperature 0 leaves the logits as they are."""
+    return logprob_op.logprob(logits_MV, token_M, temperature if temperature else None)
+
+
+def rotary(theta: float) -> Callable[..., Any]:
+    """The rotation by samebits' own table: the trainer's and the engine's differ in last bits."""
+
+    def run(
+        q_THE: torch.Tensor, k_TGE: torch.Tensor, table_PE: torch.Tensor, pack: Pack
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        positions, width = table_PE.shape
+        own_PE = rotary_table(theta, width, positions, table_PE.dtype, table_PE.device)
+        return rotary_op.rotary(q_THE, k_TGE, pack.position_T, own_PE)
+
+    return run
+
+
+def refused(*_: Any) -> Any:
+    """Stands for the roles without an operator; `check` refuses the models that would call it."""
+    raise AssertionError("a role without an operator was called")
+
+
+def check(facts: Facts) -> None:
+    """What the operators do not cover.
+
+    Raises:
+        PatchError: naming the first such thing.
+    """
+    dtypes = DTYPES.get(facts.device.type)
+    if dtypes is None:
+        raise PatchError(f"device {facts.device}", 'is not one of the table "samebits"', "use cpu or cuda")
+    if facts.dtype not in dtypes:
+        raise PatchError(
+            f"dtype {facts.dtype}",
+            f'is not one of the table "samebits" on {facts.device.type}',
+            f"use one of {', '.join(map(str, dtypes))}",
+        )
+    if facts.experts:
+        raise PatchError("mixture of experts", 'has no operators in the table "samebits"', "use a dense model")
+    if facts.head_dim not in HEAD_SIZES:
+        raise PatchError(
+            f"head size {facts.head_dim}", "is not in the contract of attention", f"it covers {HEAD_SIZES}"
+        )
+    if facts.heads // facts.kv_heads > MOST_GROUP:
+        raise PatchError(
+            f"{facts.heads} query heads over {facts.kv_heads} key heads",
+            "are not in the contract of attention",
+            f"it covers up to {MOST_GROUP} query heads per key head",
+        )
+    if facts.rope_theta <= 0:
+        raise PatchError("config.rope_parameters", "name no rope_theta", "only the default rotary embedding is covered")
+
+
+def table(facts: Facts) -> Table:
+    """Every role of a dense decoder."""
+    runs: dict[RoleName, tuple[str, Callable[..., Any]]] = {
+        "embedding": ("samebits::embedding", embedding),
+        "norm": ("samebits::rms_norm", norm),
+        "rotary": ("samebits::rotary", rotary(facts.rope_theta)),
+        "attention": ("samebits::attention_varlen", attention),
+        "linear": ("samebits::linear", linear),
+        "head": ("samebits::linear", linear),
+        "activation": ("samebits::silu_mul", silu_mul),
+        "router": ("none", refused),
+        "experts": ("none", refused),
+        "logprob": ("samebits::logprob", logprob),
+    }
+    return {
+        role: Operator(role, name, run, accept if role == "logprob" else check) for role, (name, run) in runs.items()
+    }
