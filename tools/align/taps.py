@@ -58,6 +58,12 @@ class Taps:
             self._keys[rowset] = (rows_R2[:, 0] << 32) | rows_R2[:, 1]
         return self._keys[rowset]
 
+    def passes(self, site: str) -> torch.Tensor | None:
+        """int32 [R], the forward pass each row of a tap was computed in; None: a capture that does not say."""
+        name = f"passes.{self.tap(site).rowset}"
+        value: torch.Tensor | None = self.file.get_tensor(name) if name in self.file.keys() else None  # noqa: SIM118
+        return value
+
     def digests(self, site: str) -> torch.Tensor:
         """int64 [R, 2]."""
         value: torch.Tensor = self.file.get_tensor(f"digest.{self.numbers[site]}")

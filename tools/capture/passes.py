@@ -42,18 +42,20 @@ class Chosen:
     """Rows of this kind, and"""
     count: int
     """how many of them are kept."""
+    number: int = 0
+    """The pass."""
     _on: dict[torch.device, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, keys: torch.Tensor, sequences: torch.Tensor | None) -> Chosen:
+    def of(cls, name: str, keys: torch.Tensor, sequences: torch.Tensor | None, number: int = 0) -> Chosen:
         """Select the rows of the wanted sequences (None: of all)."""
         keep = keys >= 0
         if sequences is not None:
             keep &= torch.isin(keys >> 32, sequences)
         if bool(keep.all()):
-            return cls(name, keys, None, keys, len(keys), len(keys))
+            return cls(name, keys, None, keys, len(keys), len(keys), number)
         kept = keep.nonzero().view(-1)
-        return cls(name, keys, kept, keys[kept], len(keys), len(kept))
+        return cls(name, keys, kept, keys[kept], len(keys), len(kept), number)
 
     def pick(self, rows: torch.Tensor) -> torch.Tensor:
         """The kept rows of a [rows, columns] matrix; they may share its memory."""
@@ -86,8 +88,8 @@ class Pass:
         """Copy what the side's buffers hold now."""
         keys_T = keys_of(rows.sequence_T, rows.position_T)
         head_R = None if rows.head_R is None else rows.head_R.detach().to("cpu", torch.int64).clone()
-        tokens = Chosen.of(f"{number}", keys_T, sequences)
-        head = tokens if head_R is None else Chosen.of(f"{number}h", keys_T[head_R], sequences)
+        tokens = Chosen.of(f"{number}", keys_T, sequences, number)
+        head = tokens if head_R is None else Chosen.of(f"{number}h", keys_T[head_R], sequences, number)
         grid = Grid(len(keys_T), rows.batch, None if head_R is None else len(head_R))
         return cls(number, grid, tokens, head)
 

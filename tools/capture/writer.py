@@ -52,10 +52,12 @@ class RowSets:
         """The row set of these chunks."""
         name = tuple(chunk.chosen.name for chunk in chunks)
         if name not in self.by_passes:
-            self.by_passes[name] = self._make(torch.cat([chunk.chosen.kept_keys for chunk in chunks]))
+            chosen = [chunk.chosen for chunk in chunks]
+            pass_K = torch.cat([torch.full((one.count,), one.number, dtype=torch.int32) for one in chosen])
+            self.by_passes[name] = self._make(torch.cat([one.kept_keys for one in chosen]), pass_K)
         return self.by_passes[name]
 
-    def _make(self, keys_K: torch.Tensor) -> RowSet:
+    def _make(self, keys_K: torch.Tensor, pass_K: torch.Tensor) -> RowSet:
         order_K = torch.argsort(keys_K, stable=True)
         sorted_K = keys_K[order_K]
         new = torch.ones(len(sorted_K), dtype=torch.bool)
@@ -66,6 +68,7 @@ class RowSets:
         content = keys_U.numpy().tobytes()
         number = self.numbers.setdefault(content, len(self.numbers))
         self.tensors.setdefault(f"rows.{number}", rows_of(keys_U))
+        self.tensors.setdefault(f"passes.{number}", pass_K[pick_U])
         return RowSet(number, keys_U, pick_U, again, first)
 
 

@@ -33,22 +33,25 @@ class Explained:
     """Text and tensors of tools/repro/evidence.py; None: the inputs could not be put together."""
 
 
-def causes(found: Found, rollout: Taps, model_folder: str, data: RolloutData) -> list[Explained]:
-    """One cause per suspect."""
+def causes(found: Found, rollout: Taps, model_folder: str, data: RolloutData, device: str) -> list[Explained]:
+    """One cause per suspect; plain PyTorch runs on `device`, where the sides ran."""
     model = Model(model_folder)
-    return [cause_of(suspect, found, rollout, model, data) for suspect in found.suspects]
+    return [cause_of(suspect, found, rollout, model, data, device) for suspect in found.suspects]
 
 
-def cause_of(suspect: Suspect, found: Found, rollout: Taps, model: Model, data: RolloutData) -> Explained:
+def cause_of(suspect: Suspect, found: Found, rollout: Taps, model: Model, data: RolloutData, device: str) -> Explained:
     """Named, or unknown with the reason."""
     site = str(suspect.pair.trainer)
     trainer = found.operators if found.operators and site in found.operators.numbers else found.forced
     both = sliced(suspect.pair, rollout, trainer)
     if both is None:
         return Explained(Cause(name="unknown", why="the outputs were not stored"))
-    case = Case(suspect, rollout, model, data, both.keys_R[:ROWS], both.rollout_RC[:ROWS], both.trainer_RC[:ROWS])
+    pairs = tuple(found.pairs)
+    case = Case(
+        suspect, rollout, model, data, both.keys_R[:ROWS], both.rollout_RC[:ROWS], both.trainer_RC[:ROWS], pairs
+    )
     try:
-        seen = observe(case)
+        seen = observe(case).to(device)
     except Missing as missing:
         bare = Observation("unknown", {}, case.ours, case.theirs, position=case.position_T)
         cause = name_cause(bare).cause

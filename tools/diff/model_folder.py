@@ -68,10 +68,15 @@ class Model:
         return int(own) if own else int(self.number("hidden_size") // self.number("num_attention_heads"))
 
     @property
+    def rope_base(self) -> float:
+        """Base of the rotary frequencies."""
+        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
+        return float(rope.get("rope_theta", self.config.get("rope_theta", 10000.0)))
+
+    @property
     def inv_freq(self) -> torch.Tensor:
         """float32 [D/2], the plain rotary frequencies."""
         rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
         if rope.get("rope_type", "default") != "default":
             raise Missing(f"rotary type {rope['rope_type']}")
-        base = float(rope.get("rope_theta", self.config.get("rope_theta", 10000.0)))
-        return 1.0 / (base ** (torch.arange(0, self.head_dim, 2, dtype=torch.int64).float() / self.head_dim))
+        return 1.0 / (self.rope_base ** (torch.arange(0, self.head_dim, 2, dtype=torch.int64).float() / self.head_dim))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from samebits.tools.align.taps import Taps
     from samebits.tools.diff.find import Suspect
+    from samebits.tools.schema.artifacts.divergence import Pair
     from samebits.tools.sides.protocol import RolloutData
 
 
@@ -35,6 +36,8 @@ class Case:
     ours: torch.Tensor
     """The rollout's output [T, columns]."""
     theirs: torch.Tensor
+    pairs: tuple[Pair, ...] = ()
+    """All pairs of the two captures."""
 
     @property
     def module(self) -> str:
@@ -45,6 +48,30 @@ class Case:
     def position_T(self) -> torch.Tensor:
         """int32, absolute positions."""
         return (self.keys & 0xFFFFFFFF).to(torch.int32)
+
+    def passes(self, site: str) -> dict[str, torch.Tensor]:
+        """The input `pass` of the rows: which of them went through the rollout's operator together."""
+        pass_R = self.rollout.passes(site)
+        index, _ = common_rows(self.rollout.keys(site), self.keys)
+        return {} if pass_R is None or len(index) != len(self.keys) else {"pass": pass_R[index].to(torch.int64)}
+
+    def merged(self) -> dict[str, torch.Tensor]:
+        """`merged` [M, K] and `columns` [N]: the rollout's weight of which the trainer's is a part; empty: is not."""
+        own = self.suspect.pair
+        if own.columns is None or own.wider != "rollout":
+            return {}
+        parts = sorted(
+            (pair.columns, pair.trainer.module)
+            for pair in self.pairs
+            if pair.rollout == own.rollout and pair.wider == "rollout" and pair.columns is not None
+        )
+        ends = [0, *(columns[1] for columns, _ in parts)]
+        if [columns[0] for columns, _ in parts] != ends[:-1]:
+            return {}
+        return {
+            "merged": torch.cat([self.model.weight(module) for _, module in parts]),
+            "columns": torch.arange(*own.columns),
+        }
 
     def values(self, site: str, keys: torch.Tensor | None = None) -> torch.Tensor:
         """The rollout's stored rows of a site.
@@ -99,6 +126,7 @@ def _linear(case: Case) -> Observation:
     if source is None:
         raise Missing(f"the input of {name} is not paired")
     inputs = {"x": case.values(str(source.rollout)), "weight": case.model.weight(name), "sequence": case.keys >> 32}
+    inputs |= case.passes(str(source.rollout)) | case.merged()
     return Observation("linear", inputs, case.ours, case.theirs, position=case.position_T)
 
 
@@ -119,7 +147,10 @@ def _rotary(case: Case) -> Observation:
         "positions": case.position_T,
         "inv_freq": case.model.inv_freq,
     }
-    return Observation("rotary", inputs, case.ours.reshape(shape), case.theirs.reshape(shape), position=case.position_T)
+    scalars = {"base": case.model.rope_base}
+    return Observation(
+        "rotary", inputs, case.ours.reshape(shape), case.theirs.reshape(shape), scalars, position=case.position_T
+    )
 
 
 def _attention(case: Case) -> Observation:
@@ -136,6 +167,7 @@ def _attention(case: Case) -> Observation:
         for number in range(3)
     )
     inputs = {"q": q, "k": k, "v": v, "position": position_T}
+    inputs |= {name: pass_T[mine] for name, pass_T in case.passes(f"{case.module}:in0").items()}
     scalars = {
         "scale": size**-0.5,
         "window": case.model.number("sliding_window", 0) if case.model.config.get("use_sliding_window") else 0,

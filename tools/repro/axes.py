@@ -1,7 +1,8 @@
 """Along what an operator can be made smaller: one letter per axis of each input.
 
-Letters: T token rows, H hidden, K inputs of a linear, N its outputs, Q query heads, G key heads, S keys, D head dim, E
-its half, F features, V vocabulary, P parts, U updates. An axis that is not listed for shrinking is kept whole.
+Letters: T token rows, H hidden, K inputs of a linear, N its outputs, M those of a merged weight, Q query heads, G key
+heads, S keys, D head dim, E its half, F features, V vocabulary, P parts, U updates. An axis that is not listed for
+shrinking is kept whole.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 SHAPES: Mapping[str, Mapping[str, str]] = {
     "norm": {"x": "TH", "residual": "TH", "weight": "H", "out": "TH"},
     "rotary": {"x": "TQD", "positions": "T", "cos": "TE", "sin": "TE", "inv_freq": "E", "out": "TQD"},
-    "linear": {"x": "TK", "weight": "NK", "bias": "N", "sequence": "T", "out": "TN"},
-    "attention": {"q": "TQD", "k": "SGD", "v": "SGD", "position": "T", "sink": "Q", "out": "TQD"},
+    "linear": {
+        "x": "TK", "weight": "NK", "bias": "N", "sequence": "T", "pass": "T", "merged": "MK", "columns": "N",
+        "out": "TN",
+    },
+    "attention": {"q": "TQD", "k": "SGD", "v": "SGD", "position": "T", "pass": "T", "sink": "Q", "out": "TQD"},
     "activation": {"gate": "TF", "up": "TF", "out": "TF"},
     "router": {"logits": "TE", "out": "TE"},
     "experts": {"x": "TH", "weights": "TX", "ids": "TX", "out": "TH"},
@@ -28,7 +32,7 @@ SHAPES: Mapping[str, Mapping[str, str]] = {
     "logprob": {"logits": "TV", "token": "T", "out": "T"},
     "residual": {"x": "TH", "residual": "TH", "updates": "TUH", "out": "TH"},
     "reduce": {"parts": "PTH", "out": "TH"},
-}
+}  # fmt: skip
 SHRINK: Mapping[str, str] = {
     "norm": "TH", "rotary": "TQ", "linear": "TNK", "attention": "GTS", "activation": "TF", "router": "T",
     "experts": "T", "embedding": "TH", "logprob": "TV", "residual": "THU", "reduce": "THP",
@@ -115,8 +119,9 @@ def vocabulary(seen: Observation, index: torch.Tensor) -> Observation | None:
     if int(token_T.max()) >= int(seen.number("vocabulary", seen["logits"].shape[1])):
         return None
     lanes = torch.unique(torch.cat([index, token_T.cpu()]))
-    smaller = replace(seen, inputs={**seen.inputs, "logits": seen["logits"][:, lanes].contiguous()})
-    inputs = {**smaller.inputs, "token": torch.searchsorted(lanes, token_T.cpu())}
+    few = seen["logits"][:, lanes.to(token_T.device)].contiguous()
+    smaller = replace(seen, inputs={**seen.inputs, "logits": few})
+    inputs = {**smaller.inputs, "token": torch.searchsorted(lanes, token_T.cpu()).to(token_T.device)}
     scalars = {key: value for key, value in seen.scalars.items() if key != "vocabulary"}
     return replace(smaller, inputs=inputs, scalars=scalars)
 

@@ -41,6 +41,7 @@ def pack(seen: Observation, named: Named) -> tuple[str, dict[str, torch.Tensor]]
     evidence = Evidence(
         kind=kept.kind,
         scalars=dict(kept.scalars),
+        device="cuda" if kept.rollout.is_cuda else "cpu",
         rows=kept.rollout.shape[0],
         rows_seen=seen.rollout.shape[0],
         rollout=dict(named.rollout) if named.rollout is not None else None,
@@ -66,7 +67,7 @@ def unpack(folder: Path, number: int) -> tuple[Observation, Evidence]:
     """Read the evidence of operator K of a Divergence artifact.
 
     Raises:
-        UserError: there is none, with the reason.
+        UserError: there is none, with the reason, or its device is not here.
     """
     text, data = names(number)
     if not (folder / text).is_file():
@@ -74,6 +75,10 @@ def unpack(folder: Path, number: int) -> tuple[Observation, Evidence]:
         raise UserError(f"operator {number} of {folder}", reason, "choose another operator of the work list")
     evidence = Evidence.model_validate_json((folder / text).read_text(encoding="utf-8"))
     tensors = load_tensors(folder, data)
+    if evidence.device == "cuda" and not torch.cuda.is_available():
+        reason = "it was captured on CUDA, whose kernels have other bits than the CPU's, and no CUDA device is here"
+        raise UserError(f"operator {number} of {folder}", reason, "run this on a machine with a GPU")
+    tensors = {name: tensor.to(evidence.device) for name, tensor in tensors.items()}
     inputs = {name.removeprefix("in."): tensor for name, tensor in tensors.items() if name.startswith("in.")}
     position = tensors.get("position")
     seen = Observation(evidence.kind, inputs, tensors["rollout"], tensors["trainer"], evidence.scalars, position)

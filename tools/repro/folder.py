@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from samebits.tools.repro.sides import Side
 
 
-def script(title: str, seen: Observation, rollout: Side, trainer: Side, shrunk: str, device: str = "cpu") -> str:
+def script(title: str, seen: Observation, rollout: Side, trainer: Side, shrunk: str, device: str) -> str:
     """Text of repro.py."""
     head = HEAD.format(
         title=title, rollout=rollout.name, trainer=trainer.name, shrunk=f"Shrunk: {shrunk}", device=device,

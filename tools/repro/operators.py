@@ -60,7 +60,12 @@ def vllm_rotary(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) 
 
     importlib.import_module("vllm._custom_ops")
     x_TQD, position_T = inputs["x"].contiguous().clone(), inputs["positions"].long()
-    angle = torch.arange(int(position_T.max()) + 1, device=x_TQD.device).float()[:, None] * inputs["inv_freq"]
+    inv_freq, at = inputs["inv_freq"], torch.arange(int(position_T.max()) + 1, device=x_TQD.device).float()
+    if x_TQD.is_cuda:  # vLLM computes the table, and the frequencies too, where the model is
+        size = x_TQD.shape[-1]
+        exponent = torch.arange(0, size, 2, dtype=torch.float, device=x_TQD.device) / size
+        inv_freq = 1.0 / float(scalars["base"]) ** exponent
+    angle = at[:, None] * inv_freq
     table = torch.cat([angle.cos(), angle.sin()], -1).to(x_TQD.dtype)
     flat = x_TQD.view(x_TQD.shape[0], -1)
     torch.ops._C.rotary_embedding(position_T, flat, None, x_TQD.shape[-1], table, True)
@@ -87,14 +92,21 @@ def vllm_cpu_linear(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, An
 
 
 def torch_linear(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> torch.Tensor:
-    """torch.nn.functional.linear, over all rows or over groups of them."""
-    x_TK, linear = inputs["x"], torch.nn.functional.linear
-    number_T = inputs["sequence"] if scalars.get("rows") == "by sequence" else torch.arange(len(x_TK))
+    """torch.nn.functional.linear, over all rows or over groups of them; over a merged weight, its own columns."""
+    x_TK, weight_NK, bias_N, linear = inputs["x"], inputs["weight"], inputs.get("bias"), torch.nn.functional.linear
+    if scalars.get("weight") == "merged":
+        if bias_N is not None:
+            raise ValueError("a merged weight with a bias")
+        weight_NK = inputs["merged"]
     if not scalars.get("rows"):
-        return linear(x_TK, inputs["weight"], inputs.get("bias"))
-    groups = [torch.nonzero(number_T == number)[:, 0] for number in torch.unique(number_T)]
-    parts = torch.cat([linear(x_TK[rows], inputs["weight"], inputs.get("bias")) for rows in groups])
-    return parts[torch.argsort(torch.cat(groups))]
+        out_TN = linear(x_TK, weight_NK, bias_N)
+    else:
+        by = {"by sequence": "sequence", "by pass": "pass"}.get(str(scalars["rows"]))
+        number_T = inputs[by] if by else torch.arange(len(x_TK), device=x_TK.device)
+        groups = [torch.nonzero(number_T == number)[:, 0] for number in torch.unique(number_T)]
+        parts_TN = torch.cat([linear(x_TK[rows], weight_NK, bias_N) for rows in groups])
+        out_TN = parts_TN[torch.argsort(torch.cat(groups))]
+    return out_TN[:, inputs["columns"]] if scalars.get("weight") == "merged" else out_TN
 
 
 def vllm_cpu_attention(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> torch.Tensor:
@@ -128,19 +140,34 @@ def vllm_cpu_attention(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str,
 
 
 def vllm_flash_attention(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> torch.Tensor:
-    """vLLM's FlashAttention on CUDA: one sequence, the queries are its last rows."""
+    """vLLM's FlashAttention over paged keys and values: one sequence, the queries are its last rows."""
     import importlib
 
     flash = importlib.import_module("vllm.vllm_flash_attn")
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    lengths = [torch.tensor([0, len(x)], dtype=torch.int32, device=q.device) for x in (q, k)]
-    window = int(scalars.get("window", 0))
-    out: torch.Tensor = flash.flash_attn_varlen_func(
-        q=q, k=k, v=v, cu_seqlens_q=lengths[0], cu_seqlens_k=lengths[1], max_seqlen_q=len(q), max_seqlen_k=len(k),
-        softmax_scale=float(scalars["scale"]), causal=True, window_size=[window - 1, 0] if window else None,
-        softcap=float(scalars.get("softcap", 0)), fa_version=int(scalars.get("fa_version", 3)),
-    )  # fmt: skip
-    return out
+    q, k, v = (inputs[name].contiguous() for name in ("q", "k", "v"))
+    (rows, _, dim), (keys, groups, _) = q.shape, k.shape
+    page, window = int(scalars.get("page", 16)), int(scalars.get("window", 0))
+    pages = -(-keys // page)
+    cache = torch.zeros(pages, 2, page, groups, dim, dtype=q.dtype, device=q.device)
+    for place, tensor in enumerate((k, v)):
+        cache[:, place] = torch.nn.functional.pad(tensor, (0, 0, 0, 0, 0, pages * page - keys)).unflatten(0, (-1, page))
+    cuts = [0, rows]
+    if scalars.get("rows") == "by pass":
+        pass_T = inputs["pass"]
+        cuts = [0, *(torch.nonzero(pass_T[1:] != pass_T[:-1])[:, 0] + 1).tolist(), rows]
+    parts = []
+    for number in range(1, len(cuts)):
+        first, end = cuts[number - 1], cuts[number]
+        seen = keys - rows + end
+        parts.append(flash.flash_attn_varlen_func(
+            q=q[first:end], k=cache[:, 0], v=cache[:, 1], max_seqlen_q=end - first, max_seqlen_k=seen,
+            cu_seqlens_q=torch.tensor([0, end - first], dtype=torch.int32, device=q.device),
+            seqused_k=torch.tensor([seen], dtype=torch.int32, device=q.device),
+            block_table=torch.arange(pages, dtype=torch.int32, device=q.device)[None],
+            softmax_scale=float(scalars["scale"]), causal=True, window_size=[window - 1, 0] if window else None,
+            softcap=float(scalars.get("softcap", 0)), fa_version=int(scalars.get("fa_version", 3)),
+        ))  # fmt: skip
+    return torch.cat(parts)
 
 
 def torch_sdpa(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> torch.Tensor:
@@ -211,15 +238,17 @@ OPERATORS: dict[str, tuple[tuple[Operator, dict[str, Any]], ...]] = {
     "norm": ((torch_norm, {}), (vllm_plain_norm, {}), (vllm_norm, {})),
     "rotary": ((torch_rotary, {}), (vllm_rotary, {})),
     "linear": (
-        (torch_linear, {}), (vllm_cpu_linear, {}), (torch_linear, {"rows": "by sequence"}),
-        (torch_linear, {"rows": "one by one"}),
+        (torch_linear, {}), (vllm_cpu_linear, {}), (torch_linear, {"rows": "by pass"}),
+        (torch_linear, {"weight": "merged"}), (torch_linear, {"rows": "by pass", "weight": "merged"}),
+        (torch_linear, {"rows": "by sequence"}), (torch_linear, {"rows": "one by one"}),
     ),
     "attention": (
         (torch_sdpa, {}), (torch_sdpa, {"gqa": "kernel"}), (torch_sdpa, {"mask": "explicit"}),
         (torch_sdpa, {"gqa": "kernel", "mask": "explicit"}), (torch_eager_attention, {}),
         (vllm_cpu_attention, {"isa": "vec"}), (vllm_cpu_attention, {"isa": "amx"}),
         (vllm_cpu_attention, {"isa": "vec", "kv_split": True}), (vllm_cpu_attention, {"isa": "vec16"}),
-        (vllm_flash_attention, {"fa_version": 3}), (vllm_flash_attention, {"fa_version": 2}),
+        (vllm_flash_attention, {"rows": "by pass"}), (vllm_flash_attention, {}),
+        (vllm_flash_attention, {"rows": "by pass", "fa_version": 2}), (vllm_flash_attention, {"fa_version": 2}),
     ),
     "activation": ((torch_silu, {}), (vllm_silu, {})),
     "logprob": ((torch_logsumexp, {}), (torch_log_softmax, {})),

@@ -78,7 +78,7 @@ def write(
     size = sum(tensor.numel() * tensor.element_size() for name, tensor in tensors.items() if name.startswith("in."))
     cause = f"{item.cause.name}: {item.cause.why}"
     texts = {
-        "repro.py": folder.script(title, seen, ours, theirs, line),
+        "repro.py": folder.script(title, seen, ours, theirs, line, seen.rollout.device.type),
         "README.md": folder.readme(title, cause, fingerprint(seen), ours, theirs, line, size),
     }
     manifest = ReproManifest(

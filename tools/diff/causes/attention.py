@@ -271,4 +271,4 @@ def online(
     return divided(out, total, pick)
 
 
-ATTENTION = Arithmetic("attention", ("q", "position"), settings, run, kernels, depth=2)
+ATTENTION = Arithmetic("attention", ("q", "position", "pass"), settings, run, kernels, depth=2)

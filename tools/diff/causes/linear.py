@@ -23,7 +23,7 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
         Option("native", "PyTorch's own kernel", whole=True),
         Option("float32", "inputs widened, PyTorch's float32 product, one rounding", whole=True),
     ]
-    order += alone_options(seen)
+    order += together_options(seen)
     order += [
         Option(f"splits:{count}", f"K cut into {count} segments, their float32 sums added in ascending order")
         for count in SPLITS
@@ -65,20 +65,34 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-def alone_options(seen: Observation) -> list[Option]:
-    """The native kernel on fewer rows at a time: what it gives a row may follow how many there are."""
-    found = [Option("rows", "PyTorch's own kernel, each row by itself", cause="order_batch", whole=True)]
-    if seen.has("sequence"):
-        words = "PyTorch's own kernel, each sequence by itself"
-        found.insert(0, Option("sequences", words, cause="order_batch", whole=True))
-    return found
+GROUPS = {"sequences": "sequence", "passes": "pass", "merged_passes": "pass"}
+"""Input by which the rows go through the kernel in groups."""
+
+
+def together_options(seen: Observation) -> list[Option]:
+    """The native kernel on fewer rows at a time, or with more outputs: its bits may follow how many there are."""
+    own = "PyTorch's own kernel"
+    batch = {
+        "sequences": f"{own}, each sequence by itself",
+        "passes": f"{own}, the rows of each forward pass together",
+        "merged_passes": f"{own} over the merged weight, the rows of each forward pass together",
+    }
+    found = [
+        Option(name, words, cause="order_batch", whole=True)
+        for name, words in batch.items()
+        if seen.has(GROUPS[name]) and (seen.has("merged") or name != "merged_passes")
+    ]
+    if seen.has("merged"):
+        found.append(Option("merged", f"{own} over the merged weight", whole=True))
+    return [*found, Option("rows", f"{own}, each row by itself", cause="order_batch", whole=True)]
 
 
 def groups(seen: Observation, order: str) -> list[torch.Tensor]:
     """Rows that go through the kernel together."""
     rows = torch.arange(seen["x"].shape[0], device=seen["x"].device)
-    if order == "sequences":
-        return [rows[seen["sequence"] == number] for number in torch.unique(seen["sequence"])]
+    if order in GROUPS:
+        group_T = seen[GROUPS[order]]
+        return [rows[group_T == number] for number in torch.unique(group_T)]
     return list(rows[:, None]) if order == "rows" else [rows]
 
 
@@ -126,20 +140,33 @@ def product(x_TK: torch.Tensor, weight_NK: torch.Tensor, order: str) -> torch.Te
     return total
 
 
+def spread(bias_N: torch.Tensor, columns_N: torch.Tensor, size: int) -> torch.Tensor:
+    """The bias [M] of a merged weight, zero where it is another part's."""
+    return torch.zeros(size, dtype=bias_N.dtype, device=bias_N.device).index_copy(0, columns_N, bias_N)
+
+
 def run(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
     """[T, N] in the output dtype."""
     out, precision = seen.rollout.dtype, pick.get("factors", "given")
     x_TK, weight_NK = factor(seen["x"], precision), factor(seen["weight"], precision)
     how = pick.get("bias", "none") if seen.has("bias") else "none"
-    own = pick["order"] in ("native", "sequences", "rows")
-    if own and how == "accumulator":
-        return native(seen, x_TK, weight_NK, seen["bias"].to(x_TK.dtype), pick["order"]).to(out)
     order = pick["order"]
-    y_TN = native(seen, x_TK, weight_NK, None, order) if own else product(x_TK, weight_NK, order)
+    own = order in ("native", "merged", "rows", *GROUPS)
+    if order.startswith("merged"):
+        merged_MK, columns_N = factor(seen["merged"], precision), seen["columns"]
+        bias_M = None if how != "accumulator" else spread(seen["bias"].to(x_TK.dtype), columns_N, len(merged_MK))
+        y_TN = native(seen, x_TK, merged_MK, bias_M, order)[:, columns_N]
+    elif own:
+        bias_N = seen["bias"].to(x_TK.dtype) if how == "accumulator" else None
+        y_TN = native(seen, x_TK, weight_NK, bias_N, order)
+    else:
+        y_TN = product(x_TK, weight_NK, order)
+    if own and how == "accumulator":
+        return y_TN.to(out)
     if how == "accumulator":
         y_TN = y_TN.float() + seen["bias"].float()
     y_TN = y_TN.to(torch.bfloat16).to(out) if pick.get("output") == "bf16" else y_TN.to(out)
     return y_TN + seen["bias"].to(out) if how == "rounded" else y_TN
 
 
-LINEAR = Arithmetic("linear", ("x", "sequence"), settings, run)
+LINEAR = Arithmetic("linear", ("x", "sequence", "pass"), settings, run)

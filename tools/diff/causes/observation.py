@@ -25,9 +25,10 @@ class Observation:
 
     norm        x [T, H], residual [T, H] (optional), weight [H]; eps
     rotary      x [T, heads, D], cos [T, D/2], sin [T, D/2], or positions [T] and inv_freq [D/2] instead of the tables
-    linear      x [T, K], weight [N, K], bias [N] (optional), sequence [T] (optional: which rows may have run together)
+    linear      x [T, K], weight [N, K], bias [N] (optional); which rows may have run together: sequence [T], pass [T]
+                (both optional); merged [M, K] and columns [N] (optional): the weight is these rows of a larger one
     attention   q [T, Hq, D], k [S, Hk, D], v [S, Hk, Dv], position [T] (index of each query in the keys),
-                sink [Hq] (optional); scale, window (0: none), softcap (0: none)
+                pass [T], sink [Hq] (both optional); scale, window (0: none), softcap (0: none)
     activation  gate [T, F], up [T, F] (optional); name ("silu" or "gelu")
     router      logits [T, E]; top_k, renormalise, scale; the output is dense [T, E], zero where not selected
     experts     x [T, H], w13 [E, 2F, H] (gate first), w2 [E, H, F], weights [T, k], ids [T, k]
@@ -51,6 +52,14 @@ class Observation:
     def has(self, role: str) -> bool:
         """Whether this input was recorded."""
         return role in self.inputs
+
+    def to(self, device: str) -> Observation:
+        """The same on a device: kernels of another device have other bits."""
+        inputs = {role: tensor.to(device) for role, tensor in self.inputs.items()}
+        position = self.position.to(device) if self.position is not None else None
+        return replace(
+            self, inputs=inputs, rollout=self.rollout.to(device), trainer=self.trainer.to(device), position=position
+        )
 
     def number(self, name: str, default: float) -> float:
         """A scalar as float."""

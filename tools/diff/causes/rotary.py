@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,6 +48,9 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
                 Option("rounded", "frequencies once rounded to the activation dtype"),
             )),
         ]  # fmt: skip
+    if seen.has("positions") and "base" in seen.scalars and seen["x"].device.type != "cpu":
+        there = Option("there", "frequencies computed on the accelerator, not on the CPU", cause="precision")
+        found[-1] = replace(found[-1], options=(*found[-1].options, there))
     return tuple(found)
 
 
@@ -60,6 +64,10 @@ def tables(seen: Observation, pick: Mapping[str, str]) -> tuple[torch.Tensor, to
         position_T = (seen["positions"] + shift).float()
         position_T = position_T.to(dtype).float() if pick["position"] == "dtype" else position_T
         inverse_E = seen["inv_freq"].float()
+        if pick["frequencies"] == "there":
+            size = 2 * len(inverse_E)
+            exponent_E = torch.arange(0, size, 2, dtype=torch.float32, device=inverse_E.device) / size
+            inverse_E = 1.0 / seen.number("base", 1e4) ** exponent_E
         inverse_E = inverse_E.to(dtype).float() if pick["frequencies"] == "rounded" else inverse_E
         angle_TE = position_T[:, None] * inverse_E
         if pick["angle"] == "dtype":

@@ -14,7 +14,8 @@ class Tap(Model):
 
     taps.safetensors holds, for tap number k: `digest.k` int64 [rows, 2] (128 bits per token row, see
     tools/diff/bits.py) and, when stored, `value.k` [rows, columns] in the tap's dtype. Rows are those of its row set
-    `rows.SET` int32 [rows, 2] (sequence, position), sorted. What has no token rows (weights, scalars, masks) has
+    `rows.SET` int32 [rows, 2] (sequence, position), sorted; `passes.SET` int32 [rows] is the forward pass each row was
+    computed in (the rows that went through an operator together). What has no token rows (weights, scalars, masks) has
     `digest.k` int64 [calls, 2] (one row when all calls were equal) and, when stored, `whole.k`, the tensor of its first
     call.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from samebits.tools.schema.base import Model
 
 Scalar = bool | int | float | str
@@ -13,6 +15,8 @@ class Evidence(Model):
     kind: str
     scalars: dict[str, Scalar] = {}
     """eps, scale, top_k, ... as the operator had them."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the arithmetics gave these bits."""
     rows: int
     """Token rows kept."""
     rows_seen: int

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from samebits.tools.diff.bits import next_ulp
 from samebits.tools.diff.causes.name import KINDS, name_cause
@@ -123,3 +126,39 @@ def test_most_planted_options_are_named() -> None:
         seen, wanted = observe(kind, setting, option)
         named += name_cause(seen).cause.name == wanted
     assert named == 14
+
+
+def by_passes(rows: list[int], *, merged: bool) -> Observation:
+    """A linear whose kernel depends on how many rows it gets: the rollout ran it pass by pass, the trainer at once."""
+    seen = Observation("linear", {"x": r(32, 256), "weight": r(64, 256)}, torch.empty(32, 64), torch.empty(32, 64))
+    number_T = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(rows))
+    inputs = {**seen.inputs, "pass": number_T}
+    if merged:
+        inputs |= {"merged": torch.cat([r(32, 256), seen["weight"]]), "columns": torch.arange(32, 96)}
+    return replace(seen, inputs=inputs)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_rows_that_ran_together_name_the_batch(monkeypatch: pytest.MonkeyPatch, *, merged: bool) -> None:
+    """The kernel is a stand-in whose order follows the number of rows and outputs, as cuBLAS's does."""
+
+    def native(x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: object = None) -> torch.Tensor:
+        parts = 2 if len(x_TK) < 16 else 3
+        parts += len(weight_NK) > 64
+        pieces = zip(x_TK.chunk(parts, 1), weight_NK.chunk(parts, 1), strict=True)
+        out: torch.Tensor = sum(((x.double() @ w.double().t()).float() for x, w in pieces), torch.zeros(()))
+        return out
+
+    monkeypatch.setattr(F, "linear", native)
+    seen = by_passes([20, 4, 4, 4], merged=merged)
+    pick = {"order": "merged_passes" if merged else "passes"}
+    plain = {"order": "native", "factors": "given", "output": "own"}
+    run = KINDS["linear"].run
+    cause = name_cause(replace(seen, rollout=run(seen, {**plain, **pick}), trainer=run(seen, plain)))
+    assert cause.cause.name == "order_batch", cause.cause.why
+    assert cause.rollout is not None
+    assert cause.rollout["order"] == pick["order"]
+    # Control: other rows together than the ones said, and the arithmetic does not fit any more.
+    other = replace(by_passes([4, 20, 4, 4], merged=merged), inputs={**seen.inputs, "pass": seen["pass"].flip(0)})
+    wrong = name_cause(replace(other, rollout=run(seen, {**plain, **pick}), trainer=run(seen, plain)))
+    assert wrong.rollout is None or wrong.rollout["order"] != pick["order"]
