@@ -81,6 +81,21 @@ def run(name: str, arguments: list[str], out: Path, env: dict[str, str]) -> dict
     return {"name": name, "exit": done.returncode, "seconds": round(seconds, 1), "said": said}
 
 
+def cut_out(out: Path, env: dict[str, str]) -> list[dict[str, object]]:
+    """Minimize the first operator of each kind in the work list; an answer that it cannot be run alone is one too."""
+    divergence = out / "diff" / "divergence"
+    if not (divergence / "manifest.json").is_file():
+        return []
+    work = json.loads((divergence / "manifest.json").read_text(encoding="utf-8"))["work"]
+    first: dict[str, int] = {}
+    for number, item in enumerate(work):
+        first.setdefault(item["kind"], number)
+    return [
+        run(f"minimize-{kind}", ["minimize", str(divergence), "--operator", str(number)], out, env)
+        for kind, number in first.items()
+    ]
+
+
 def main() -> None:
     """Run everything; figures into FOLDER/main_job.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -113,9 +128,7 @@ def main() -> None:
     chosen = {name: jobs[name] for name in options.only}
     # One after the other: two engines that start together disturb each other's memory profiling.
     figures = [run(name, arguments, options.out, env) for name, arguments in chosen.items()]
-    divergence = options.out / "diff" / "divergence"
-    if divergence.is_dir():
-        figures.append(run("minimize", ["minimize", str(divergence), "--operator", "0"], options.out, env))
+    figures += cut_out(options.out, env)
     (options.out / "main_job.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 
