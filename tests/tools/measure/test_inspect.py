@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +20,6 @@ from samebits.tools.schema.requests import InspectRequest, MeasureRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def experiment(model: Path, **sections: Any) -> Experiment:
@@ -44,6 +45,34 @@ def test_an_experiment_that_can_run_has_no_failing_row(models: Callable[..., Pat
     assert "Qwen3ForCausalLM" in found["rollout model"]
     assert found["package torch"]
     assert "knows Qwen3ForCausalLM" in found["trainer kernels"]
+
+
+@pytest.mark.vllm
+def test_support_of_this_model_is_the_row_of_the_page(models: Callable[..., Path]) -> None:
+    from samebits.kernels.adapters import support
+
+    def said(**trainer: Any) -> str:
+        rows = {row["check"]: row["detail"] for row in look.look(experiment(models(), trainer=trainer))}
+        return rows["support"]
+
+    row = support.row("Qwen3ForCausalLM", "vllm", "cpu", "bfloat16")
+    assert said(kernels="vllm") == support.in_words(row)
+    assert "decode exact (512)" in said(kernels="vllm")
+    assert "decode measured: 1023 of 1024 differ" in said()
+    assert said().endswith(support.in_words(row)), "a stock trainer also hears what the table would give"
+    page = (Path(__file__).resolve().parents[3] / "docs/support.md").read_text()
+    cells = " | ".join(phase.said for phase in row.phases.values())
+    assert f"| Qwen3ForCausalLM | bfloat16 | {cells} |" in page
+
+
+def test_what_the_patch_engine_would_refuse_fails_at_inspect(models: Callable[..., Path], tmp_path: Path) -> None:
+    asked = experiment(models(), trainer={"kernels": "vllm", "dtype": "float16"})
+    assert "dtype float16: is outside this table" in failing(asked)["trainer kernels"]
+    scaled = Path(shutil.copytree(models(), tmp_path / "scaled"))
+    config = json.loads((scaled / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
+    (scaled / "config.json").write_text(json.dumps(config))
+    assert "rope_parameters" in failing(experiment(scaled, trainer={"kernels": "vllm"}))["trainer kernels"]
 
 
 @pytest.mark.vllm
@@ -114,8 +143,6 @@ def test_a_prompts_file_is_read_by_inspect_and_by_measure_before_a_side_starts(
 
 
 def test_lengths_that_fit_and_a_stretched_model_are_let_through(models: Callable[..., Path], tmp_path: Path) -> None:
-    import shutil
-
     path, folder = tmp_path / "rows.jsonl", tmp_path / "model"
     path.write_text(json.dumps({"prompt_ids": [5] * 120}), encoding="utf-8")
     assert "128 tokens at most" in check_workload(experiment(models(), workload={"file": str(path)}))
@@ -131,8 +158,6 @@ def test_lengths_that_fit_and_a_stretched_model_are_let_through(models: Callable
 
 
 def test_a_family_without_role_list_is_named(models: Callable[..., Path], tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "model"
     shutil.copytree(models(), folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
 
 from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from samebits.tools.schema.experiment import Kernels
 
 
@@ -36,3 +39,25 @@ def install(module: Any, kernels: Kernels) -> Any:
             f"its operators cannot be loaded ({error})",
             "install the package this table needs",
         ) from error
+
+
+def foresee(folder: Path, table: str, dtype: str, device: Literal["cpu", "cuda"]) -> None:
+    """Refuse now what the patch engine would refuse of this folder's config.json at start-up. Loads no weights.
+
+    Raises:
+        UserError: no role list, a dtype outside the table, a setting of the config that no operator follows.
+    """
+    from transformers import AutoConfig
+
+    from samebits.kernels.adapters.errors import PatchError
+    from samebits.kernels.adapters.support import refusal
+    from samebits.kernels.adapters.transformers import checks
+
+    config = AutoConfig.from_pretrained(folder)
+    family = (config.architectures or [""])[0]
+    try:
+        if (error := refusal(family, table, device, dtype)) is not None:
+            raise error
+        checks.config(SimpleNamespace(config=config))
+    except PatchError as error:
+        raise UserError(error.thing, error.reason, error.next_step) from error
