@@ -8,11 +8,13 @@ from __future__ import annotations
 import torch
 
 from samebits.kernels.ops.device_exp import device_exp
-from samebits.kernels.ops.lanes import fold_lanes, halve, next_power_of_two, unit_of
+from samebits.kernels.ops.lanes import fold_lanes, halve, next_power_of_two
 from samebits.kernels.ops.rounding import rounded
 
 CHUNK = 4096
 LANES = 128
+UNIT = 8
+"""The same for every dtype: logits in bf16 and the same values in float32 (vLLM's two samplers) give the same bits."""
 
 
 def contract_with_state(
@@ -21,13 +23,12 @@ def contract_with_state(
     """(logprob, top, total), each float32 [M]; see README.md."""
     z_MV = logits.float() if temperature is None else logits.float() / temperature[:, None]
     rows, vocabulary = z_MV.shape
-    unit = unit_of(logits.dtype)
     chunks = -(-vocabulary // CHUNK)
     z = torch.nn.functional.pad(z_MV, (0, chunks * CHUNK - vocabulary), value=-torch.inf).view(rows, chunks, CHUNK)
     m_MC = z.max(-1).values
     e = device_exp(z - torch.where(m_MC == -torch.inf, 0.0, m_MC)[..., None])
-    passes = halve(e.view(rows, chunks, CHUNK // (LANES * unit), LANES * unit).transpose(-1, -2))
-    s_MC = fold_lanes(halve(passes.view(rows, chunks, LANES, unit)))
+    passes = halve(e.view(rows, chunks, CHUNK // (LANES * UNIT), LANES * UNIT).transpose(-1, -2))
+    s_MC = fold_lanes(halve(passes.view(rows, chunks, LANES, UNIT)))
     top_M = m_MC.max(-1).values
     t_MC = s_MC * device_exp(m_MC - top_M[:, None])
     total_M = fold_lanes(torch.nn.functional.pad(t_MC, (0, next_power_of_two(chunks) - chunks)))

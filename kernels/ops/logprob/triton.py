@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from samebits.kernels.ops.lanes import aligned, next_power_of_two, unit_of
+from samebits.kernels.ops.lanes import aligned, next_power_of_two
 from samebits.kernels.ops.lanes_triton import fold_lanes, halve, lane_sum
-from samebits.kernels.ops.logprob.contract import CHUNK, LANES
+from samebits.kernels.ops.logprob.contract import CHUNK, LANES, UNIT
 from samebits.kernels.ops.rounding_triton import rounded
 
 
@@ -126,7 +126,6 @@ def run_with_state(
     slower, the same bits.
     """
     rows, vocabulary = logits.shape
-    unit = unit_of(logits.dtype)
     used = -(-vocabulary // CHUNK)
     m, s = torch.empty((2, rows, used), dtype=torch.float32, device=logits.device)
     source = aligned(logits)
@@ -139,9 +138,9 @@ def run_with_state(
             vocabulary,
             source.stride(0),
             used,
-            PASSES=CHUNK // (LANES * unit),
+            PASSES=CHUNK // (LANES * UNIT),
             LANES=LANES,
-            UNIT=unit,
+            UNIT=UNIT,
             HOT=temperature is not None,
             num_warps=LANES // 32,
             enable_fp_fusion=False,
