@@ -10,6 +10,7 @@ from torch import Tensor
 
 from samebits.kernels.ops.attention.layout import CONTRACT, SEGMENT, SEGMENT_TILES, TILE, exponent_scale
 from samebits.kernels.ops.attention.triton import ROWS, decode_kernel, merge_kernel, prefill_kernel
+from samebits.kernels.ops.ran import ran
 
 BLOCK = 128
 PANEL = 64
@@ -36,9 +37,11 @@ def run(
     max_query_len: int,
     max_seq_len: int,
     scale: float,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Arguments of op.attention: [T, H, D] in the dtype of q."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    """Arguments of op.attention: [T, H, D] in the dtype of q. out: where to write it, contiguous."""
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     heads, batch = q.shape[1], seq_lens.shape[0]
     if q.shape[0] == 0 or batch == 0:
         return out
@@ -80,10 +83,13 @@ def decode(
     # Alone on its multiprocessor a program buffers two tiles; two programs that share one hide each other's latency.
     stages = (5 if batch * key_heads * splits <= processors else 3) if stages is None else stages
     early = early and splits > 1 and not _interpreted()
+    ran("attention decode" if splits == 1 else "attention decode, merge")
     partial = stat = out
+    # Rows of this kernel alone: in a mixed call the tokens of long prompts need no partial results.
+    rows = max(most_rows, 1) * (heads // key_heads)
     if splits > 1:
-        partial = torch.empty((q.shape[0] * heads * segments, size), dtype=torch.float32, device=q.device)
-        stat = torch.empty((q.shape[0] * heads * segments, 2), dtype=torch.float32, device=q.device)
+        partial = torch.empty((batch * key_heads * rows * segments, size), dtype=torch.float32, device=q.device)
+        stat = torch.empty((batch * key_heads * rows * segments, 2), dtype=torch.float32, device=q.device)
     decode_kernel[(batch * key_heads * splits,)](
         q,
         k_cache,
@@ -100,6 +106,7 @@ def decode(
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
         segments,
+        rows,
         splits,
         G=key_heads,
         GROUP=heads // key_heads,
@@ -122,6 +129,7 @@ def decode(
             cu_seqlens_q,
             seq_lens,
             segments,
+            rows,
             GROUP=heads // key_heads,
             D=size,
             H=heads,
@@ -150,6 +158,7 @@ def prefill(
     """The other sequences, on any GPU: tiles of BLOCK query tokens."""
     tokens, heads, size = q.shape
     batch = seq_lens.shape[0]
+    ran("attention prefill")
     prefill_kernel[(heads, tokens // BLOCK + batch)](
         q,
         k_cache,
@@ -190,8 +199,12 @@ def fits_hopper(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
 
 
 def _boxes(cache: Tensor) -> bool:
+    """A slot is one row of columns: head g begins at column g * head, and may be followed by other data (vLLM keeps
+    keys and values of a head side by side)."""
     page, slot, head, _ = cache.stride()
-    return cache.data_ptr() % 16 == 0 and head == cache.shape[3] and slot % 8 == 0 and page % slot == 0
+    heads, size = cache.shape[2:]
+    inside = heads == 1 or (head >= size and (heads - 1) * head + size <= slot)
+    return cache.data_ptr() % 16 == 0 and inside and head % 8 == 0 and slot % 8 == 0 and page % slot == 0
 
 
 def prefill_hopper(
@@ -216,6 +229,7 @@ def prefill_hopper(
 
     tokens, heads, size = q.shape
     batch = seq_lens.shape[0]
+    ran("attention prefill (Hopper)")
     box = BOX_ROWS if cu_seqlens_k is not None else min(k_cache.shape[1], BOX_ROWS)
     element = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
 
@@ -224,8 +238,9 @@ def prefill_hopper(
 
     def rows_of(cache: Tensor) -> TensorDescriptor:
         pages, slots, key_heads, _ = cache.shape
+        columns = (key_heads - 1) * cache.stride(2) + size
         rows = (pages - 1) * (cache.stride(0) // cache.stride(1)) + slots
-        return descriptor(cache, [rows, key_heads * size], cache.stride(1), [box, PANEL])
+        return descriptor(cache, [rows, columns], cache.stride(1), [box, PANEL])
 
     prefill_hopper_kernel[(heads, tokens // BLOCK + batch)](
         descriptor(q, [tokens, heads * size], q.stride(0), [BLOCK // 2, size]),
@@ -241,6 +256,8 @@ def prefill_hopper(
         block_table.stride(0),
         k_cache.stride(0) // k_cache.stride(1),
         v_cache.stride(0) // v_cache.stride(1),
+        k_cache.stride(2),
+        v_cache.stride(2),
         heads,
         heads // k_cache.shape[2],
         leave,

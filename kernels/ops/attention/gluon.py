@@ -293,6 +293,8 @@ def producer(
     g,
     k_ratio,
     v_ratio,
+    k_head,
+    v_head,
     D: gl.constexpr,
     PAGE: gl.constexpr,
     BOX: gl.constexpr,
@@ -306,14 +308,16 @@ def producer(
     v_boxes = v_smem._reinterpret(v_smem.dtype, [STAGES * BOXES, BOX, PANEL], v_desc.layout)
     for j in range(tiles):
         slot, phase = j % STAGES, (j // STAGES) & 1
-        column, k_bar, v_bar = g * D, k_full.index(slot), v_full.index(slot)
+        k_bar, v_bar = k_full.index(slot), v_full.index(slot)
         mbarrier.wait(k_free.index(slot), phase ^ 1)
+        column = g * k_head
         load_tile(k_desc, k_boxes, slot * BOXES, k_bar, table_ptr, j, kv_start, kv_len, column, k_ratio, D, PAGE, BOX)
         mbarrier.wait(v_free.index(slot), phase ^ 1)
+        column = g * v_head
         load_tile(v_desc, v_boxes, slot * BOXES, v_bar, table_ptr, j, kv_start, kv_len, column, v_ratio, D, PAGE, BOX)
 
 
-@gluon.jit(do_not_specialize=["B", "table_stride", "k_ratio", "v_ratio", "H", "GROUP", "LEAVE"])
+@gluon.jit(do_not_specialize=["B", "table_stride", "k_ratio", "v_ratio", "k_head", "v_head", "H", "GROUP", "LEAVE"])
 def prefill_hopper_kernel(
     q_desc,
     k_desc,
@@ -328,6 +332,8 @@ def prefill_hopper_kernel(
     table_stride,
     k_ratio,
     v_ratio,
+    k_head,
+    v_head,
     H,
     GROUP,
     LEAVE,
@@ -438,6 +444,8 @@ def prefill_hopper_kernel(
                         h // GROUP,
                         k_ratio,
                         v_ratio,
+                        k_head,
+                        v_head,
                         D,
                         PAGE,
                         BOX,

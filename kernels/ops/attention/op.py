@@ -8,6 +8,7 @@ from torch import Tensor
 
 from samebits.kernels.ops.attention.checks import check
 from samebits.kernels.ops.attention.contract import contract
+from samebits.kernels.ops.ran import ran
 
 
 @torch.library.custom_op("samebits::attention", mutates_args=())
@@ -28,6 +29,7 @@ def attention_op(
         from samebits.kernels.ops.attention.dispatch import run
 
         return run(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, max_query_len, max_seq_len, scale)
+    ran("attention contract")
     return contract(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, max_query_len, max_seq_len, scale)
 
 

@@ -49,7 +49,7 @@ def pages_of(table_ptr, b, table_stride, n_N, kv_len, PAGE: tl.constexpr):
     return tl.load(table_ptr + b.to(tl.int64) * table_stride + n_N // PAGE, mask=n_N < kv_len, other=0).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["splits", "segments_most", "table_stride"])
+@triton.jit(do_not_specialize=["splits", "segments_most", "rows_most", "table_stride"])
 def decode_kernel(
     q_ptr,
     k_ptr,
@@ -70,6 +70,7 @@ def decode_kernel(
     v_slot_stride,
     v_head_stride,
     segments_most,
+    rows_most,
     splits,
     G: tl.constexpr,
     GROUP: tl.constexpr,
@@ -122,7 +123,8 @@ def decode_kernel(
             if FINAL:
                 total_m_R, total_l_R, total_RD = fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_RD)
             else:
-                at_R = row_R * segments_most + tile // SEGMENT_TILES
+                part_R = ((b * G + g) * rows_most + r).to(tl.int64)
+                at_R = part_R * segments_most + tile // SEGMENT_TILES
                 tl.store(part_ptr + at_R[:, None] * D + d[None, :], acc_RD, mask=live_R[:, None])
                 tl.store(stat_ptr + at_R * 2, m_R, mask=live_R)
                 tl.store(stat_ptr + at_R * 2 + 1, l_R, mask=live_R)
@@ -136,7 +138,7 @@ def decode_kernel(
         tl.store(out_ptr + row_R[:, None] * D + d[None, :], out_RD.to(out_ptr.dtype.element_ty), mask=live_R[:, None])
 
 
-@triton.jit(do_not_specialize=["segments_most"])
+@triton.jit(do_not_specialize=["segments_most", "rows_most"])
 def merge_kernel(
     part_ptr,
     stat_ptr,
@@ -144,6 +146,7 @@ def merge_kernel(
     cu_ptr,
     len_ptr,
     segments_most,
+    rows_most,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     H: tl.constexpr,
@@ -165,12 +168,13 @@ def merge_kernel(
         return
     d = tl.arange(0, D)
     row = (start + i).to(tl.int64) * H + h
+    part = ((b * (H // GROUP) + h // GROUP) * rows_most + i * GROUP + h % GROUP).to(tl.int64)
     segments = (tl.load(len_ptr + b) - q_len + i) // SEGMENT + 1
     total_m, total_l, total_D = float("-inf"), 0.0, tl.zeros((D,), tl.float32)
     for at in range(0, segments, STEPS):
         for step in tl.static_range(STEPS):
             inside = at + step < segments
-            place = row * segments_most + at + step
+            place = part * segments_most + at + step
             m = tl.load(stat_ptr + place * 2, mask=inside, other=float("-inf"))
             norm = tl.load(stat_ptr + place * 2 + 1, mask=inside, other=0.0)
             acc_D = tl.load(part_ptr + place * D + d, mask=d * 0 + at + step < segments, other=0.0)

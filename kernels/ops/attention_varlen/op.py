@@ -10,6 +10,7 @@ from torch import Tensor
 
 from samebits.kernels.ops.attention.checks import check as check_paged
 from samebits.kernels.ops.attention_varlen.contract import check, contract, contract_backward
+from samebits.kernels.ops.ran import ran
 
 
 @torch.library.custom_op("samebits::attention_varlen", mutates_args=())
@@ -21,6 +22,7 @@ def attention_varlen_op(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max
         from samebits.kernels.ops.attention_varlen.dispatch import run
 
         return run(q, k, v, cu_seqlens, max_seq_len, scale)
+    ran("attention_varlen contract")
     return contract(q, k, v, cu_seqlens, max_seq_len, scale)
 
 

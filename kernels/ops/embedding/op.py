@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from samebits.kernels.ops.check import require, require_float
+from samebits.kernels.ops.ran import ran
 from samebits.kernels.ops.embedding.contract import contract, contract_backward
 
 NAME = "embedding"
@@ -19,6 +20,7 @@ def forward_op(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     require(table.dim() == 2 and table.is_contiguous(), NAME, f"table {tuple(table.shape)} must be a contiguous [V, D]")
     require(ids.dtype in (torch.int32, torch.int64), NAME, f"ids are {ids.dtype}; int32 or int64 is needed")
     require(ids.device == table.device, NAME, f"ids are on {ids.device} but table is on {table.device}")
+    ran(NAME)
     if table.is_cuda:
         from samebits.kernels.ops.embedding.triton import run
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from samebits.kernels.ops.linear import cublaslt
 from samebits.kernels.ops.linear.triton import PLAIN, Config, chain
+from samebits.kernels.ops.ran import ran
 
 TABLE = Path(__file__).with_name("table_sm90.json")
 CONTRACT = 1
@@ -104,6 +105,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     (M, K), N = x_MK.shape, weight.shape[0]
     aligned = x_MK.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0 and (bias is None or bias.data_ptr() % 16 == 0)
     choice = choose(M, N, K, x.dtype, aligned, bias is not None, x.device.index or 0)
+    ran(f"linear {choice.label}")
     y_MN = (
         cublaslt.matmul(x_MK, weight, bias, choice.algo)
         if choice.triton is None

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from samebits.kernels.ops.linear.checks import check
 from samebits.kernels.ops.linear.contract import contract, contract_backward
+from samebits.kernels.ops.ran import ran
 
 
 @torch.library.custom_op("samebits::linear", mutates_args=())
@@ -19,6 +20,7 @@ def linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         from samebits.kernels.ops.linear.dispatch import run
 
         return run(x, weight, bias)
+    ran("linear contract")
     return contract(x, weight, bias)
 
 

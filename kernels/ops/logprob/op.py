@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from samebits.kernels.ops.check import require, require_dense, require_float
+from samebits.kernels.ops.ran import ran
 from samebits.kernels.ops.logprob.contract import contract_backward, contract_with_state
 
 NAME = "logprob"
@@ -46,6 +47,7 @@ def forward_op(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logprob, top, total) of README.md; the last two are for the backward."""
     check(logits, targets, temperature)
+    ran(NAME)
     if logits.is_cuda:
         from samebits.kernels.ops.logprob.triton import run_with_state
 

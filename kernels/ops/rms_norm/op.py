@@ -7,6 +7,7 @@ from typing import Any, overload
 import torch
 
 from samebits.kernels.ops.check import require, require_dense, require_float, require_same
+from samebits.kernels.ops.ran import ran
 from samebits.kernels.ops.rms_norm.contract import contract, contract_backward
 
 NAME = "rms_norm"
@@ -36,6 +37,7 @@ def check(x: torch.Tensor, weight: torch.Tensor | None, residual: torch.Tensor |
 def plain_op(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """y of README.md."""
     check(x, weight)
+    ran("rms_norm")
     if x.is_cuda:
         from samebits.kernels.ops.rms_norm.triton import run
 
@@ -49,6 +51,7 @@ def add_op(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, s) of README.md."""
     check(x, weight, residual)
+    ran("rms_norm with residual")
     if x.is_cuda:
         from samebits.kernels.ops.rms_norm.triton import run
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from samebits.kernels.ops.check import require, require_dense, require_float, require_same
+from samebits.kernels.ops.ran import ran
 from samebits.kernels.ops.rotary.contract import contract, contract_backward
 
 NAME = "rotary"
@@ -62,6 +63,7 @@ def forward_op(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(q', k') of README.md."""
     check(q, k, positions, cache)
+    ran(NAME)
     if q.is_cuda:
         from samebits.kernels.ops.rotary.triton import run
 

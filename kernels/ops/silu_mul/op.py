@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from samebits.kernels.ops.check import require, require_dense, require_float, require_same
+from samebits.kernels.ops.ran import ran
 from samebits.kernels.ops.silu_mul.contract import contract, contract_backward
 
 NAME = "silu_mul"
@@ -24,6 +25,7 @@ def forward_op(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     )
     require_dense(NAME, "gate", gate)
     require_dense(NAME, "up", up)
+    ran(NAME)
     if gate.is_cuda:
         from samebits.kernels.ops.silu_mul.triton import run
 
