@@ -17,6 +17,7 @@ import torch
 from samebits.tools.demo.exact import exact_and_update, find_planted_ulp
 from samebits.tools.diff.verb import run_diff
 from samebits.tools.job.job import Job, device_of
+from samebits.tools.measure.answer import said_of
 from samebits.tools.measure.verb import run_measure
 from samebits.tools.report import page
 from samebits.tools.repro.verb import run_minimize
@@ -140,7 +141,7 @@ def _gap(story: Story, experiment: Experiment) -> tuple[GapReport, list[float]]:
     gap = artifact.read(part.folder / "gap", GapReport)
     stored = artifact.load_tensors(part.folder / "gap", "gap.safetensors")
     differences_N = (stored["rollout"].double() - stored["trainer"].double()).abs()
-    cause = "no cause of data or meaning fits" if not gap.not_numerics else f"explained by {gap.not_numerics[0].cause}"
+    cause = said_of(gap.not_numerics[0]) if gap.not_numerics else "no cause of data or meaning fits"
     story.tell(
         "Stock vLLM against stock transformers", f"same weights ({gap.weights}), same tokens; {cause}", gap.stats
     )

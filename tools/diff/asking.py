@@ -7,9 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from samebits.tools.align.taps import Taps
+from samebits.tools.measure.sides import readings_with
 from samebits.tools.schema.artifacts.weights import SideWeights
 from samebits.tools.schema.passes import How, Score, Weights
 from samebits.tools.sides import rollout_store
+from samebits.tools.sides.protocol import Scores
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from samebits.tools.job.job import Job
+    from samebits.tools.schema.passes import Reading
     from samebits.tools.schema.sites import CapturePlan, Edit
     from samebits.tools.sides.session import Session
 
@@ -30,6 +33,11 @@ class Answer:
     logprob_N: torch.Tensor
     scored_N: torch.Tensor
     folder: Path
+
+    @property
+    def scores(self) -> Scores:
+        """Without the capture."""
+        return Scores(self.logprob_N, self.scored_N)
 
     @cached_property
     def taps(self) -> Taps:
@@ -58,6 +66,10 @@ class Asker:
         )
         scores = rollout_store.read_scores(folder)
         return Answer(scores.logprob_N, scores.scored_N, folder)
+
+    def readings(self, readings: tuple[Reading, ...]) -> dict[str, torch.Tensor]:
+        """Columns of the trainer's logits under other readings."""
+        return readings_with(self.sessions["trainer"], self.job, self.rollout, readings)
 
     def weights(self, role: str) -> SideWeights:
         """Weights of a side as its operators see them."""

@@ -12,7 +12,8 @@ from samebits.tools.diff.rows import by_bits, by_digest
 from samebits.tools.diff.triggers import for_kind
 from samebits.tools.job.job import device_of
 from samebits.tools.job.rollouts import obtain
-from samebits.tools.measure.gap import stats
+from samebits.tools.measure.gap import differs, stats
+from samebits.tools.measure.workload_check import check_request
 from samebits.tools.schema.artifacts.divergence import (
     Cause,
     Diverged,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from samebits.tools.align.taps import Taps
+    from samebits.tools.diff.asking import Answer
     from samebits.tools.job.job import Job
     from samebits.tools.schema.artifacts.gap import GapStats
     from samebits.tools.schema.requests import DiffRequest
@@ -57,6 +59,7 @@ def diff_itself(request: DiffRequest, job: Job) -> Result:
     two ways agree or nothing more can be named.
     """
     how, words = WAYS[request.against]
+    check_request(request.experiment, request.rollout)
     search = Search(request, job, how)
     look = first_look = search.look({})
     while look.item is not None and len(search.work) < request.max_operators:
@@ -109,8 +112,10 @@ class Search:
             if gap.exact:
                 return Look(switches, gap, gone=True, first=None, item=None)
             plan = CapturePlan(sequences=self._differing(data, plain.logprob_N != other.logprob_N))
-            one = asker.score("rollout", "plain-digest", plan).taps
-            two = asker.score("rollout", f"{self.request.against}-digest", plan, how=self.how).taps
+            seen = asker.score("rollout", "plain-digest", plan)
+            seen_other = asker.score("rollout", f"{self.request.against}-digest", plan, how=self.how)
+            _undisturbed(data, (plain, seen), (other, seen_other))
+            one, two = seen.taps, seen_other.taps
             if site is not None and any(counted.differing for counted in by_digest([site], one, two)):
                 return Look(switches, gap, gone=False, first=None, item=None)
             first = _first(_shared(one, two), one, two)
@@ -152,6 +157,23 @@ class Search:
         why = "; ".join(tried) or f"no known trigger acts on {look.item.kind} here"
         self.work.append(look.item.model_copy(update={"cause": Cause(name="unknown", why=why)}))
         return None
+
+
+def _undisturbed(data: RolloutData, *runs: tuple[Answer, Answer]) -> None:
+    """DESIGN 3, step 1: each captured run gives the logprobs of the same run without capture.
+
+    Raises:
+        UserError: it does not; then no capture of this side can be trusted.
+    """
+    for plain, captured in runs:
+        both_N = data.valid_N & plain.scored_N & captured.scored_N
+        moved = int((differs(plain.logprob_N, captured.logprob_N) & both_N).sum())
+        if moved:
+            raise UserError(
+                "the rollout side",
+                f"the captured run changes {moved} of {int(both_N.sum())} logprobs, so no capture of it can be trusted",
+                "run `samebits measure --axes repeat`: is the side equal to itself when asked twice?",
+            )
 
 
 def _shared(one: Taps, two: Taps) -> list[Pair]:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 from samebits.tools.align.taps import producer
 from samebits.tools.align.weights import anchors
-from samebits.tools.diff import explain, report, selection
+from samebits.tools.diff import before, explain, report, selection
 from samebits.tools.diff.asking import Asker
 from samebits.tools.diff.chain import walk
 from samebits.tools.diff.find import Found, find
 from samebits.tools.diff.itself import diff_itself
 from samebits.tools.diff.rows import by_digest
+from samebits.tools.job.job import device_of
 from samebits.tools.job.rollouts import obtain
 from samebits.tools.measure.gap import stats
+from samebits.tools.measure.workload_check import check_request
 from samebits.tools.repro import evidence
 from samebits.tools.schema.artifacts.divergence import (
     AlignmentManifest,
@@ -38,8 +40,10 @@ if TYPE_CHECKING:
     from samebits.tools.align.taps import Taps
     from samebits.tools.align.weights import Anchor
     from samebits.tools.diff.asking import Answer
+    from samebits.tools.diff.before import Before
     from samebits.tools.diff.explain import Explained
     from samebits.tools.job.job import Job
+    from samebits.tools.schema.artifacts.gap import GapStats
     from samebits.tools.schema.requests import DiffRequest
     from samebits.tools.sides.protocol import RolloutData
 
@@ -52,9 +56,10 @@ def run_diff(request: DiffRequest, job: Job) -> Result:
     """Carry out a diff.
 
     Raises:
-        UserError: see the sides; a rollout of another model.
+        UserError: see the sides; a workload that cannot run here; a rollout of another model.
     """
     experiment = request.experiment
+    check_request(experiment, request.rollout)
     if request.against != "trainer":
         return diff_itself(request, job)
     with ExitStack() as stack:
@@ -73,32 +78,42 @@ def _diff(request: DiffRequest, job: Job, asker: Asker) -> Result:
     first_t = asker.score("trainer", "digest", CapturePlan())
     _judgeable(data, first_r.logprob_N)
     gap = stats(first_r.logprob_N, first_t.logprob_N, data.valid_N)
-    found_anchors = anchors(asker.weights("rollout"), asker.weights("trainer"))
+    weights = asker.weights("rollout"), asker.weights("trainer")
+    job.emit("data", "could the check fail? is it data or meaning?")
+    seen = before.look(asker, data, (first_r, first_t), weights)
+    found_anchors = anchors(*weights)
     layers = _layers(found_anchors, first_r.taps, first_t.taps)
-    if gap.exact:
-        compared = len(layers)
-        outcome = (
-            Identical(compared=compared)
-            if compared
-            else Incomparable(reason="no module of the two sides could be paired")
-        )
-        manifest = DivergenceManifest(
-            outcome=outcome,
-            work=(),
-            gap=gap,
-            unexplained=gap,
-            compared=compared,
-            not_compared=(),
-            passes=asker.passes,
-            layers=layers,
-        )
-        return _finish(
-            job,
-            asker,
-            manifest,
-            f"every one of {gap.tokens} logprobs is equal to the bit; {compared} paired modules compared",
-        )
-    return _localise(request, job, asker, data, found_anchors, layers, (first_r, first_t))
+    if not (seen.stop or gap.exact):
+        return _localise(request, job, asker, data, found_anchors, layers, (first_r, first_t), seen)
+    outcome, summary = _unlocalised(seen, gap, len(layers))
+    manifest = DivergenceManifest(
+        outcome=outcome,
+        work=(),
+        gap=gap,
+        unexplained=gap,
+        compared=len(layers),
+        not_compared=(),
+        passes=asker.passes,
+        before=seen.said,
+        layers=layers,
+    )
+    return _finish(job, asker, manifest, summary, next_step=seen.next)
+
+
+def _unlocalised(seen: Before, gap: GapStats, compared: int) -> tuple[Identical | Incomparable, str]:
+    """The outcome, and the sentence, where no operator is looked for."""
+    if seen.stop:
+        return Incomparable(reason=seen.said[-1]), f"{_capital(seen.said[-1])}. No operator was looked for."
+    equal = f"every one of {gap.tokens} logprobs is equal to the bit; {compared} paired modules compared"
+    if not seen.own:
+        return Incomparable(reason=seen.said[0]), f"{_capital(seen.said[0])}: {equal}."
+    if not compared:
+        return Incomparable(reason="no module of the two sides could be paired"), equal
+    return Identical(compared=compared), equal
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".")
 
 
 def _judgeable(data: RolloutData, again_N: torch.Tensor) -> None:
@@ -139,6 +154,7 @@ def _localise(
     found_anchors: list[Anchor],
     layers: tuple[tuple[str, int, int], ...],
     digests: tuple[Answer, Answer],
+    seen: Before,
 ) -> Result:
     budget = request.experiment.capture.budget_mib << 20
     row_bytes = selection.bytes_per_row(*(answer.taps for answer in digests))
@@ -152,7 +168,9 @@ def _localise(
     operators_r = _rollout_operators(asker, found, stored.taps, plan) if found.suspects else None
     links = walk(asker, stored.taps, found, plan, stored.logprob_N, valid_N, request.max_operators)
     job.emit("classify", f"{len(found.suspects)} operators")
-    explained = explain.causes(found, stored.taps, request.experiment.trainer_model, data)
+    explained = explain.causes(
+        found, stored.taps, request.experiment.trainer_model, data, device_of(request.experiment)
+    )
     work = report.items(found, links, [one.cause for one in explained], valid_N, stored.taps, operators_r)
     _write_alignment(job, found, stored.taps)
     if not work:
@@ -169,9 +187,14 @@ def _localise(
         compared=found.compared,
         not_compared=tuple(found.not_compared),
         passes=asker.passes,
+        before=seen.said,
         layers=layers,
     )
-    return _finish(job, asker, manifest, _sentence(manifest, len(chosen), len(data.sequences)), explained)
+    first = "" if seen.own else f"{_capital(seen.said[0])}. "
+    # A weak cause of meaning explains little, yet with it in place no bits can become equal.
+    weak = "".join(f" {text}" for text in seen.said if text.startswith("Present, explains little"))
+    sentence = first + _sentence(manifest, len(chosen), len(data.sequences)) + weak
+    return _finish(job, asker, manifest, sentence, explained)
 
 
 def _rollout_operators(asker: Asker, found: Found, rollout: Taps, plan: CapturePlan) -> Taps:
@@ -214,7 +237,12 @@ def _sentence(manifest: DivergenceManifest, chosen: int, sequences: int) -> str:
 
 
 def _finish(
-    job: Job, asker: Asker, manifest: DivergenceManifest, summary: str, explained: list[Explained] | None = None
+    job: Job,
+    asker: Asker,
+    manifest: DivergenceManifest,
+    summary: str,
+    explained: list[Explained] | None = None,
+    next_step: str = "",
 ) -> Result:
     folder = job.new("divergence")
     manifest = manifest.model_copy(
@@ -234,6 +262,6 @@ def _finish(
             "rows": table[:SHOWN],
             "truncated": len(table) > SHOWN,
             "total": len(table),
-            "next": f"samebits minimize {folder} --operator 0" if manifest.work else "",
+            "next": f"samebits minimize {folder} --operator 0" if manifest.work else next_step,
         }
     )

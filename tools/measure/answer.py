@@ -66,13 +66,16 @@ def _verdict(report: GapReport, source: Source) -> tuple[Verdict, str]:
     said += report.notes
     if report.weights.startswith("differ"):
         said.append(f"The weights {report.weights}. Nothing further was asked: make them equal first.")
-    said += [_said(cause, first=k == 0) for k, cause in enumerate(report.not_numerics) if k == 0 or not explains(cause)]
+    said += [
+        said_of(cause, first=k == 0) for k, cause in enumerate(report.not_numerics) if k == 0 or not explains(cause)
+    ]
     varying = [axis for axis in report.axes if axis.outcome.status == "varies"]
     said += [f"The {axis.side} side is not equal to itself ({axis.name}): {_outcome(axis)}." for axis in varying]
     return "equal" if stats.exact else "differs", " ".join(said)
 
 
-def _said(cause: NotNumerics, first: bool) -> str:
+def said_of(cause: NotNumerics, first: bool = True) -> str:
+    """A cause of data or meaning as a sentence; one that explains little is not called the explanation."""
     left = f"it leaves {cause.residual:.3g} of {cause.before:.3g} nats"
     if explains(cause):
         return f"Data or meaning, not numerics: {cause.explanation}; {left}."

@@ -13,11 +13,16 @@ from samebits.tools.schema.sites import CapturePlan, Flip
 from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from samebits.tools.measure.sides import Role, Sides
     from samebits.tools.schema.artifacts.capture import Tap
+    from samebits.tools.schema.sites import Edit
     from samebits.tools.sides.protocol import RolloutData, Scores
+
+    Ask = Callable[[CapturePlan, tuple[Edit, ...]], tuple[Scores, Path]]
+    """Scores the rollout on one side with a capture and edits; the folder holds `capture`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,19 +33,24 @@ class Evidence:
     text: str
 
 
-def check(sides: Sides, role: Role, rollout: Path, data: RolloutData, plain: Scores) -> Evidence:
+def check(
+    ask: Ask, role: Role, data: RolloutData, plain: Scores, captured: tuple[Scores, Path] | None = None
+) -> Evidence:
     """Three passes: plain (given), captured, captured with one element moved by one ulp.
 
     The element is in the first module of the model that has token rows (the embedding in most), at the last prompt
     token of the first sequence, so that everything after it can feel it. The taps are digests only.
+
+    Args:
+        captured: a captured run that is there already, with row digests of every module over all sequences.
     """
     used = next((i for i, sequence in enumerate(data.sequences) if sequence.sampled), None)
     if used is None:
         return Evidence(False, "nothing was sampled, so nothing could fail")
-    plan = CapturePlan(level="module", store="digest", sequences=(used,))
-    captured, folder = sides.score(role, rollout, capture=plan)
-    both_N = data.valid_N & plain.scored_N & captured.scored_N
-    moved = int((gap.differs(plain.logprob_N, captured.logprob_N) & both_N).sum())
+    plan = CapturePlan(level="module", store="digest", sequences=None if captured else (used,))
+    seen, folder = captured or ask(plan, ())
+    both_N = data.valid_N & plain.scored_N & seen.scored_N
+    moved = int((gap.differs(plain.logprob_N, seen.logprob_N) & both_N).sum())
     if moved:
         return Evidence(
             False,
@@ -54,10 +64,10 @@ def check(sides: Sides, role: Role, rollout: Path, data: RolloutData, plain: Sco
             False, f"{role}: no module output with token rows could be tapped, so a change could not be seen"
         )
     flip = Flip(site=tap.site, sequence=used, position=len(data.sequences[used].prompt) - 1)
-    flipped, folder = sides.score(role, rollout, capture=plan, edits=(flip,))
+    flipped, folder = ask(plan, (flip,))
     after = artifact.read(folder / "capture", CaptureManifest)
     digests = {str(t.site): t.digest for t in after.taps}
-    seen = [str(t.site) for t in before.taps if digests.get(str(t.site)) != t.digest]
+    noticed = [str(t.site) for t in before.taps if digests.get(str(t.site)) != t.digest]
     changed = int((gap.differs(plain.logprob_N, flipped.logprob_N) & both_N).sum())
     compared = int(both_N.sum())
     agreed = (
@@ -68,12 +78,21 @@ def check(sides: Sides, role: Role, rollout: Path, data: RolloutData, plain: Sco
     text = (
         f"{role}: {agreed}; one ulp at {tap.site} "
         f"(sequence {flip.sequence}, "
-        f"position {flip.position}) changes the digests of {len(seen)} of {len(before.taps)} taps and {changed} "
+        f"position {flip.position}) changes the digests of {len(noticed)} of {len(before.taps)} taps and {changed} "
         f"logprobs"
     )
-    if not seen and not changed:
+    if not noticed and not changed:
         return Evidence(False, text + ": a real change would go unseen")
     return Evidence(True, text)
+
+
+def on(sides: Sides, role: Role, rollout: Path) -> Ask:
+    """Asks a side of a measurement."""
+
+    def ask(plan: CapturePlan, edits: tuple[Edit, ...]) -> tuple[Scores, Path]:
+        return sides.score(role, rollout, capture=plan, edits=edits)
+
+    return ask
 
 
 def check_rollout(sides: Sides, rollout: Path, data: RolloutData, plain: Scores) -> Evidence:
@@ -84,7 +103,7 @@ def check_rollout(sides: Sides, rollout: Path, data: RolloutData, plain: Scores)
     compiled = str(opened.facts.get("compiled", "")) if opened is not None else ""
     if compiled not in ("", "NONE", "False"):
         return Evidence(True, f"rollout: not tried, since module hooks do not run in a compiled engine ({compiled})")
-    return check(sides, "rollout", rollout, data, plain)
+    return check(on(sides, "rollout", rollout), "rollout", data, plain)
 
 
 def both(trainer: Evidence, rollout: Evidence) -> Evidence:

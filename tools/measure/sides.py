@@ -78,9 +78,7 @@ class Sides:
 
     def readings(self, rollout: Path, readings: tuple[Reading, ...]) -> dict[str, torch.Tensor]:
         """Columns of the trainer's logits under other readings."""
-        folder = self.job.new("readings")
-        self.session("trainer").ask(Readings(rollout=str(rollout), readings=readings, folder=str(folder)))
-        return rollout_store.read_columns(folder)
+        return readings_with(self.session("trainer"), self.job, rollout, readings)
 
 
 def score_with(
@@ -98,3 +96,10 @@ def score_with(
     scores = rollout_store.read_scores(folder)
     scores.facts = dict(done.facts)
     return scores, folder
+
+
+def readings_with(session: Session, job: Job, rollout: Path, readings: tuple[Reading, ...]) -> dict[str, torch.Tensor]:
+    """Columns of the logits of a given session under other readings."""
+    folder = job.new("readings")
+    session.ask(Readings(rollout=str(rollout), readings=readings, folder=str(folder)))
+    return rollout_store.read_columns(folder)

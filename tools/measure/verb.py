@@ -68,7 +68,7 @@ def run_measure(request: MeasureRequest, job: Job) -> Result:
         job.emit("score", "recomputing the logprobs on the trainer side")
         trainer, _ = sides.score("trainer", source.folder)
         job.emit("could_fail", "trainer: moving one element by one ulp")
-        evidence = could_fail.check(sides, "trainer", source.folder, source.data, trainer)
+        evidence = could_fail.check(could_fail.on(sides, "trainer", source.folder), "trainer", source.data, trainer)
         found = Findings(source, rollout, trainer, could_fail.both(evidence, rollout.evidence) if rollout else evidence)
         if found.evidence.sound:
             job.emit("data", "weights, and causes with a closed form")

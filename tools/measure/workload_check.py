@@ -17,6 +17,17 @@ FILE_NEXT = "shorten the workload, or give a model that takes more"
 ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
+def check_request(experiment: Experiment, rollout: str | None) -> None:
+    """Both checks, before an engine is loaded; a rollout that is given needs no workload.
+
+    Raises:
+        UserError: see `check_engine` and `check_workload`.
+    """
+    check_engine(experiment)
+    if rollout is None:
+        check_workload(experiment)
+
+
 def check_engine(experiment: Experiment) -> str:
     """What the rollout engine can take; returns it in words.
 

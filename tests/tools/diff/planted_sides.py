@@ -83,6 +83,8 @@ def plant(model: Any, fault: str) -> None:
         module.forward = types.MethodType(linear_in_two_parts, module)
     elif kind == "merged":
         merge_qkv(layer.self_attn)
+    elif kind == "weight":
+        layer.mlp.down_proj.weight.data[3] *= 2
     else:
         raise ValueError(fault)
 

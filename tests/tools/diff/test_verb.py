@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,26 +11,15 @@ from samebits.tools.job.job import Job
 from samebits.tools.schema.artifacts.divergence import Diverged, DivergenceManifest, Identical
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import DiffRequest
-from samebits.tools.sides.python.side import PythonSide
-from samebits.tools.sides.scoring.torch_side import TorchSide
 from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from samebits.tools.schema.results import Result
 
 pytestmark = pytest.mark.usefixtures("sides_here", "planted")
-
-
-@pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted side can be imported, and scores whole sequences as the trainer does: only what is planted differs.
-    (Token by token, prefixes of other lengths are other matrix shapes, with bits of their own.)
-    """
-    monkeypatch.setattr(PythonSide, "score", TorchSide.score)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.delitem(sys.modules, "planted_sides", raising=False)
 
 
 def diffed(
@@ -60,6 +47,9 @@ def test_equal_sides_are_identical_and_something_was_compared(models: Callable[.
     assert found.outcome.compared > 10
     assert found.gap.exact
     assert not found.work
+    assert "gives all 48 logprobs that the rollout holds" in found.before[0]
+    assert "one ulp at" in found.before[1]
+    assert found.before[2].startswith("weights equal")
 
 
 def test_a_planted_norm_is_the_only_operator_named_and_its_rounding_is_the_cause(

@@ -136,5 +136,7 @@ class DivergenceManifest(Manifest):
     """Sites with no partner, or not tapped, with the reason."""
     passes: dict[str, int]
     """Passes run per side."""
+    before: tuple[str, ...] = ()
+    """DESIGN 3, steps 1 and 2: what was found before operators were compared, in the order in which it was asked."""
     layers: tuple[tuple[str, int, int], ...] = ()
     """Pass 1: (paired module, rows compared, rows differing), in execution order."""

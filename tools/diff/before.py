@@ -1,0 +1,113 @@
+"""What must hold before operators are compared: DESIGN 3, steps 1 and 2, on the sides of a diff."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from samebits.tools.measure import could_fail
+from samebits.tools.measure.answer import figures, said_of
+from samebits.tools.measure.causes import Gap, explains, find_causes
+from samebits.tools.measure.gap import differs, stats
+from samebits.tools.measure.remedies import remedy
+from samebits.tools.measure.weights_check import compare_weights
+from samebits.tools.schema.passes import Reading
+from samebits.tools.sides.scoring.logprob import Processing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samebits.tools.diff.asking import Answer, Asker
+    from samebits.tools.schema.artifacts.weights import SideWeights
+    from samebits.tools.schema.sites import CapturePlan, Edit
+    from samebits.tools.sides.protocol import RolloutData, Scores
+
+REPEAT = "samebits measure --axes repeat"
+
+
+@dataclass(slots=True, frozen=True)
+class Before:
+    """What was found, in the order in which it was asked."""
+
+    said: tuple[str, ...]
+    stop: bool = False
+    """The last thing said forbids to go on: no operator may be named."""
+    next: str = ""
+    """What to do about it."""
+    own: bool = True
+    """The rollout side gives the logprobs that the rollout holds."""
+
+
+def look(
+    asker: Asker,
+    data: RolloutData,
+    digests: tuple[Answer, Answer],
+    weights: tuple[SideWeights, SideWeights],
+) -> Before:
+    """Steps 1 and 2.
+
+    Args:
+        digests: pass 1 of the rollout side and of the trainer, captured.
+        weights: of the rollout side and of the trainer.
+    """
+    rollout = captured_rollout(asker, data, digests[0])
+    if rollout.stop:
+        return rollout
+    trainer = asker.score("trainer", "plain")
+    evidence = could_fail.check(
+        lambda plan, edits: _asked(asker, plan, edits), "trainer", data, trainer.scores, _as_scores(digests[1])
+    )
+    said = (*rollout.said, evidence.text)
+    if not evidence.sound:
+        return Before(said, stop=True, next=REPEAT)
+    same = compare_weights(*weights)
+    said = (*said, f"weights {same.text}")
+    if same.equal is False:
+        return Before(said, stop=True, next="make the weights of both sides equal (same folder, same version)")
+    own = Processing.of(data)
+    processed = Reading(temperature=own.temperature, top_p=own.top_p, top_k=own.top_k)
+    causes = find_causes(Gap(data, trainer.logprob_N, asker.readings, processed))
+    if causes and explains(causes[0]):
+        return Before((*said, said_of(causes[0])), stop=True, next=remedy(causes[0].cause), own=rollout.own)
+    meant = tuple(said_of(cause) for cause in causes) or ("no cause of data or meaning fits",)
+    return Before((*said, *meant), own=rollout.own)
+
+
+def captured_rollout(asker: Asker, data: RolloutData, captured: Answer) -> Before:
+    """The captured run of the rollout side must give the logprobs of the run without capture. The rollout holds those;
+    where they differ, passes without capture tell whether it is the capture, the side, or another rollout."""
+    both_N = data.valid_N & captured.scored_N
+    held = stats(data.logprob_N, captured.logprob_N, both_N)
+    if not held.nonzero:
+        return Before((f"the captured rollout side gives all {held.tokens} logprobs that the rollout holds",))
+    plain = asker.score("rollout", "plain")
+    moved = int((differs(plain.logprob_N, captured.logprob_N) & both_N).sum())
+    if not moved:
+        return Before(
+            (
+                f"the rollout side, asked for the same tokens again, does not give the logprobs that the rollout "
+                f"holds: {figures(held)}. Another process, batch or setting made them; what follows is about the side "
+                f"as it is now",
+            ),
+            own=False,
+        )
+    again = asker.score("rollout", "plain")
+    changes = int((differs(plain.logprob_N, again.logprob_N) & both_N).sum())
+    if changes:
+        text = (
+            f"the rollout side is not equal to itself: the same call twice changes {changes} of {held.tokens} logprobs"
+        )
+    else:
+        text = (
+            f"capture itself changes {moved} of {held.tokens} logprobs of the rollout side, so no capture of it can be "
+            f"trusted"
+        )
+    return Before((text,), stop=True, next=REPEAT, own=False)
+
+
+def _asked(asker: Asker, plan: CapturePlan, edits: tuple[Edit, ...]) -> tuple[Scores, Path]:
+    return _as_scores(asker.score("trainer", "ulp", plan, edits))
+
+
+def _as_scores(answer: Answer) -> tuple[Scores, Path]:
+    return answer.scores, answer.folder
