@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from samebits.kernels.adapters.operators import Operator
+from samebits.kernels.adapters.transformers.checkpoint import checkpoint_tensors
 from samebits.kernels.adapters.transformers.engine import Patched, patch
 from samebits.kernels.adapters.transformers.roles import Family
 from samebits.tools.schema.experiment import Experiment, Rollout, Workload
@@ -23,7 +24,6 @@ from samebits.tools.schema.passes import Generate, Push
 from samebits.tools.sides import rollout_store
 from samebits.tools.sides.protocol import RolloutData, Sequence
 from samebits.tools.sides.session import Session
-from samebits.tools.sides.transformers.checkpoint import checkpoint_tensors
 
 Table = str | Mapping[str, str | Operator]
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from samebits.kernels.adapters.transformers.checkpoint import checkpoint_tensors
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Rollout
 from samebits.tools.sides.model_folder import check_model_folder
 from samebits.tools.sides.scoring.torch_side import TorchSide
-from samebits.tools.sides.transformers.checkpoint import checkpoint_tensors, load_into
+from samebits.tools.sides.transformers.checkpoint import load_into
 
 if TYPE_CHECKING:
     from pathlib import Path

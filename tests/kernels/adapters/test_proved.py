@@ -1,0 +1,95 @@
+"""samebits.lock at start-up: proven, or one error that names what changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samebits.kernels.adapters import proved
+from samebits.kernels.adapters.errors import PatchError
+
+ASKED = {"kernels": "vllm", "dtype": "bfloat16"}
+
+
+def lock(folder: Path, **changed: str) -> Path:
+    held: dict[str, Any] = {
+        "proved": {"trainer": proved.fingerprint() | changed},
+        "settings": {"trainer": ASKED | {"layout": "packed"}},
+    }
+    path = folder / "samebits.lock"
+    path.write_text(json.dumps(held))
+    return path
+
+
+def test_the_same_set_up_is_proved(tmp_path: Path) -> None:
+    standing = proved.compare("trainer", ASKED, lock(tmp_path), False)
+    assert standing.proved
+    assert str(standing).startswith("proved by ")
+
+
+def test_no_lock_proves_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SAMEBITS_LOCK", raising=False)
+    standing = proved.compare("trainer", ASKED, None, False)
+    assert (standing.proved, str(standing)[:10]) == (False, "not proved")
+
+
+@pytest.mark.parametrize(
+    ("changed", "asked", "said"),
+    [
+        ({"torch": "1.0"}, ASKED, "torch: proved 1.0, now "),
+        ({"kernels_digest": "0"}, ASKED, "kernels_digest: proved 0, now "),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX2"}, ASKED, "ONEDNN_MAX_CPU_ISA: proved AVX2, now without"),
+        ({}, ASKED | {"dtype": "float32"}, "dtype: proved bfloat16, now float32"),
+    ],
+)
+def test_one_error_names_what_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], asked: dict[str, str], said: str
+) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    with pytest.raises(PatchError, match=said):
+        proved.compare("trainer", asked, lock(tmp_path, **changed), False)
+
+
+def test_allowed_it_is_a_warning_that_every_report_can_repeat(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="UNPROVEN"):
+        standing = proved.compare("trainer", ASKED, lock(tmp_path, torch="1.0"), True)
+    assert "torch: proved 1.0" in str(standing)
+    assert not standing.proved
+
+
+def test_where_the_lock_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SAMEBITS_LOCK", raising=False)
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    assert proved.find(None) is None
+    path = lock(tmp_path / "a")
+    assert proved.find(None) == path
+    monkeypatch.setenv("SAMEBITS_LOCK", str(tmp_path / "elsewhere.lock"))
+    with pytest.raises(PatchError, match="no lock file there"):
+        proved.find(None)
+    assert proved.find(path) == path
+
+
+def test_a_damaged_lock_and_one_without_this_side_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "samebits.lock"
+    for text in ("{", "[]", '{"axes": {}}'):
+        path.write_text(text)
+        with pytest.raises(PatchError, match="no lock of this version"):
+            proved.compare("trainer", ASKED, path, False)
+    with pytest.raises(PatchError, match="proves nothing of the rollout side"):
+        proved.compare("rollout", ASKED, lock(tmp_path), False)
+
+
+def test_any_byte_of_a_kernel_changes_the_digest() -> None:
+    digest = proved.kernels_digest()
+    planted = Path(proved.__file__).parents[1] / "ops" / "planted_by_a_test.py"
+    try:
+        planted.write_text("x = 1\n")
+        assert proved.kernels_digest() != digest
+    finally:
+        planted.unlink()
+    assert proved.kernels_digest() == digest

@@ -1,0 +1,66 @@
+"""The lines of the README's training loop, run as they stand on a real engine, and with one of them left out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samebits.tools.sides.transformers.tiny import write_tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+PUSH = "trainer.push(llm)"
+AROUND = '''
+import json, os, sys, warnings
+from pathlib import Path
+
+def given():
+    """What the README leaves to its reader."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    def update(logprob):
+        (-(logprob * torch.randn(len(logprob), generator=torch.Generator().manual_seed(0))).mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    batches = [[[2 + (7 * i + step) % 1000 for i in range(n)] for n in (3, 60, 130, 200)] for step in range(3)]
+    return {"torch": torch, "model": model, "path": "model", "batches": batches, "update": update}
+
+lines = Path("lines.py").read_text()
+exec(lines, {"__name__": "readme"} | given())
+from samebits.tools.guard import NotExact
+os.chdir("without")
+os.symlink("../model", "model")
+try:
+    exec("\\n".join(l for l in lines.splitlines() if "PUSH" not in l), {"__name__": "readme"} | given())
+except NotExact as error:
+    Path("raised").write_text(str(error))
+os._exit(0)
+'''
+
+
+def readme_lines() -> str:
+    blocks = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1:]
+    return next(block.split("```")[0] for block in blocks if "engine_options" in block)
+
+
+def test_the_three_names_fit_into_fifteen_lines() -> None:
+    assert sum(1 for line in readme_lines().splitlines() if line.strip()) <= 15
+
+
+@pytest.mark.vllm
+def test_the_lines_of_the_readme_are_exact_at_every_step_and_raise_when_weights_are_not_pushed(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", num_hidden_layers=2)
+    (tmp_path / "lines.py").write_text(readme_lines(), encoding="utf-8")
+    (tmp_path / "without").mkdir()
+    code = AROUND.replace("PUSH", PUSH)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=300)
+    lines = [json.loads(line) for line in (tmp_path / "guard" / "guard.jsonl").read_text().splitlines()]
+    assert [line["nonzero"] for line in lines] == [0, 0, 0]
+    assert [line["max"] for line in lines] == [0.0, 0.0, 0.0]
+    assert all(line["tokens"] > 32 for line in lines)
+    assert "weight version 1" in (tmp_path / "without" / "raised").read_text()
