@@ -6,14 +6,14 @@ python3 /path/to/checkout/scripts/skill.py --claude
 from __future__ import annotations
 
 import argparse
+import runpy
 import sys
 from pathlib import Path
 
-from links import ROOT, make_links
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(runpy.run_path(str(ROOT / "scripts" / "links.py"))["make_links"](ROOT)))
 
-sys.path.insert(0, str(make_links(ROOT)))
-
-from samebits.server.cli import skill_folder  # noqa: E402  (its path is made above)
+from samebits.server.cli import skill_folder  # noqa: E402  (found on the path made above)
 from samebits.tools.schema.errors import UserError  # noqa: E402
 
 
