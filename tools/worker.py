@@ -60,6 +60,14 @@ def run(request: Request, job: Job) -> Result:
         from samebits.tools.gate.regression.verb import run_regression
 
         return run_regression(request, job)
+    if request.kind == "propose":
+        from samebits.tools.propose.verb import run_propose
+
+        return run_propose(request, job)
+    if request.kind == "apply":
+        from samebits.tools.propose.apply import run_apply
+
+        return run_apply(request, job)
     from samebits.tools.demo.verb import run_demo
 
     return run_demo(request, job)

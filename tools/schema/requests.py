@@ -87,6 +87,50 @@ class GateRequest(Model):
     sides."""
 
 
+class RlRequest(Model):
+    """A small RL loop with a stock arm and an exact one; RlReport."""
+
+    kind: Literal["rl"] = "rl"
+    experiment: Experiment
+    what: Literal["train", "corrections", "stale"] = "train"
+    """train: both arms. corrections: every correction measured against the exact gradient. stale: both arms at every
+    lag of [rl] lags."""
+    resume: str = ""
+    """Job folder of an earlier run of the same experiment: go on from its last checkpoints."""
+
+
+class ProposeRequest(Model):
+    """Make a patch of a candidate that passed its gate, with its evidence, for a person to review."""
+
+    kind: Literal["propose"] = "propose"
+    candidate: str
+    """Folder with candidate.toml and one source, inside a git repository."""
+    gate: str
+    """Path of its CandidateGate artifact."""
+    repro: str = ""
+    """Path of the Repro artifact it answers."""
+    config: str
+    """Path of samebits.toml, in the same repository."""
+    sides: tuple[Literal["rollout", "trainer"], ...] = ("rollout", "trainer")
+    why: str = Field(default="", max_length=4000)
+    roots: tuple[str, ...] = ()
+    """Everything read must lie below one of these; (): anywhere."""
+
+
+class ApplyRequest(Model):
+    """Write what a person approved to a branch, or to a patch file in the job's folder."""
+
+    kind: Literal["apply"] = "apply"
+    proposal: str
+    """Path of a Proposal artifact."""
+    patch: str = Field(default="", pattern=r"^([0-9a-f]{12,64})?$")
+    """Beginning of the sha256 of the patch that is meant; empty: the proposal's."""
+    to: Literal["branch", "patch"] = "branch"
+    branch: str = ""
+    """Name of the new branch; empty: the proposal's."""
+    roots: tuple[str, ...] = ()
+
+
 class DemoRequest(Model):
     """The story of the README on a tiny model, each number live."""
 
@@ -103,6 +147,9 @@ Request = Annotated[
     | MinimizeRequest
     | BuildRequest
     | GateRequest
+    | ProposeRequest
+    | ApplyRequest
+    | RlRequest
     | DemoRequest,
     Field(discriminator="kind"),
 ]
