@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.tools.job.job import Job
+from samebits.tools.job.tidy import tidy
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import REQUEST
 from samebits.tools.schema.results import Cancelled, Failed, Succeeded
@@ -105,6 +106,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     outcome = outcome_of(folder)
+    for number in (signal.SIGTERM, signal.SIGINT):  # asked twice: the first time is enough, the end is near
+        signal.signal(number, signal.SIG_IGN)
+    if not isinstance(outcome, Succeeded):
+        tidy(folder)
     part = folder / "result.json.part"
     part.write_text(outcome.model_dump_json(indent=1), encoding="utf-8")
     os.replace(part, folder / "result.json")

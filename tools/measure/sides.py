@@ -12,6 +12,7 @@ from samebits.tools.sides import rollout_store
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import TracebackType
 
     import torch
 
@@ -56,8 +57,11 @@ class Sides:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._open:
+            self._open.popitem()[1].__exit__(kind, error, trace)
 
     def score(
         self,

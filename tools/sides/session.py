@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from samebits.tools.schema.passes import Command
 
 STOP_AFTER_S = 20.0
-"""How long a side may take to end after `close` before it is killed."""
+"""How long a side may take to end after `close` before it is killed, at the end of its work;"""
+HURRY_S = 1.0
+"""and when the work was broken off. A side that is busy then is killed at once: it would not hear `close`."""
 
 
 class SideDied(Exception):
@@ -40,6 +42,8 @@ class Session:
     commands: int
     replies: int
     opened: Done | None = None
+    busy: bool = False
+    """A command was sent and not answered yet."""
     _rest: bytes = b""
 
     @classmethod
@@ -88,7 +92,7 @@ class Session:
             model = experiment.rollout.model if role == "rollout" else experiment.trainer_model
             session.opened = session.ask(Open(role=role, config=config, model=model, device=device, taps=taps))
         except BaseException:
-            session.stop()
+            session.stop(hurry=True)
             raise
         return session
 
@@ -100,10 +104,12 @@ class Session:
             SideDied: the process ended, or the command raised in it.
         """
         try:
+            self.busy = True
             os.write(self.commands, command.model_dump_json().encode() + b"\n")
             line = self._line()
         except BrokenPipeError:
             line = b""
+        self.busy = False
         if not line:
             code = self.process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -126,15 +132,19 @@ class Session:
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
-    def stop(self) -> None:
-        """End the process: ask first, then kill."""
+    def stop(self, *, hurry: bool = False) -> None:
+        """End the process: ask first, then kill.
+
+        Args:
+            hurry: the work was broken off (an error, Ctrl-C): there is nothing to wait for.
+        """
         with suppress(OSError):
             os.write(self.commands, Close().model_dump_json().encode() + b"\n")
         for descriptor in (self.commands, self.replies):
             with suppress(OSError):
                 os.close(descriptor)
         try:
-            self.process.wait(STOP_AFTER_S)
+            self.process.wait((0.0 if self.busy else HURRY_S) if hurry else STOP_AFTER_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -142,5 +152,5 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop(hurry=kind is not None)
