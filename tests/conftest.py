@@ -19,6 +19,7 @@ for name, value in {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "NO_COLOR": "1",
+    "SAMEBITS_POOL": "/nonexistent/pool",  # never the pool that this user may be running
 }.items():
     os.environ[name] = value
 

@@ -10,6 +10,7 @@ import typer
 
 from samebits.server.cli import show
 from samebits.server.jobs import launch
+from samebits.server.jobs.start import start
 from samebits.tools.report import junit
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
@@ -52,7 +53,7 @@ def gate(
     )
     folder = (out or launch.new_folder(Path(".samebits/jobs"), request.kind)).resolve()
     pool = experiment.pool
-    running = launch.start(request, folder, python=pool.worker_python, time_limit_s=pool.time_limit_s)
+    running = start(request, folder, python=pool.worker_python, time_limit_s=pool.time_limit_s)
     outcome = show.follow(running, quiet=as_json)
     if junit_file is not None:
         _write_junit(junit_file, outcome, folder)

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from samebits.server.jobs import folder as job_folder
 from samebits.server.jobs.index import Index, Row
+from samebits.server.pool.spool import Spool
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.results import Failed, Succeeded
 
@@ -103,6 +104,7 @@ def cancel(job: Job) -> None:
             f"job {job!r}", f"has ended already ({row.state})", f"`samebits jobs wait {job}` shows its answer"
         )
     job_folder.mark_cancelled(index.folder(job))
+    Spool().withdraw(index.folder(job))
     until = time.monotonic() + 60
     while not (row := index.get(job) or row).is_ended and time.monotonic() < until:
         time.sleep(POLL_S)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.server.cli import collect, gate, jobs, serve, show, skill
+from samebits.server.cli import collect, gate, jobs, pool, propose, rl, serve, show, skill
 from samebits.server.jobs import launch
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
@@ -206,6 +206,7 @@ app.command()(collect.gc)
 app.add_typer(skill.app, name="skill")
 
 
+app.add_typer(pool.app, name="pool")
 @app.command()
 def version() -> None:
     """Print the version."""

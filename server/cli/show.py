@@ -15,6 +15,7 @@ from samebits.tools.schema.results import Cancelled, Failed, Succeeded, TimedOut
 
 if TYPE_CHECKING:
     from samebits.server.jobs.launch import Running
+    from samebits.server.jobs.start import Submitted
     from samebits.tools.schema.results import Outcome, Result
 
 POLL_S = 0.1
@@ -22,7 +23,7 @@ STYLE = {"equal": "bold green", "done": "bold", "differs": "bold yellow", "unjud
 error_console = Console(stderr=True, soft_wrap=True)
 
 
-def follow(running: Running, *, quiet: bool) -> Outcome:
+def follow(running: Running | Submitted, *, quiet: bool) -> Outcome:
     """Wait for a job, showing its progress on stderr; Ctrl-C ends the job and everything it started."""
     columns = (
         SpinnerColumn(),
@@ -53,7 +54,7 @@ def follow(running: Running, *, quiet: bool) -> Outcome:
             return Cancelled()
 
 
-def finish(outcome: Outcome, running: Running, *, as_json: bool) -> int:
+def finish(outcome: Outcome, running: Running | Submitted, *, as_json: bool) -> int:
     """Print the outcome; returns the exit code: 0 equal or done, 1 differs, 2 could not judge or run."""
     if as_json:
         print(json.dumps(outcome.model_dump(mode="json") | {"job": str(running.folder)}, indent=1))
@@ -67,7 +68,7 @@ def finish(outcome: Outcome, running: Running, *, as_json: bool) -> int:
     return 2
 
 
-def _reason(outcome: Outcome, running: Running) -> str:
+def _reason(outcome: Outcome, running: Running | Submitted) -> str:
     if isinstance(outcome, Failed):
         return outcome.message
     if isinstance(outcome, TimedOut):

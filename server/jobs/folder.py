@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,8 @@ from samebits.tools.schema.results import OUTCOME, Cancelled, Event, Failed, Out
 State = Literal["queued", "running", "succeeded", "failed", "cancelled", "timed_out", "interrupted"]
 ENDED: frozenset[State] = frozenset(("succeeded", "failed", "cancelled", "timed_out", "interrupted"))
 TAIL_BYTES = 1 << 16
+TICKET = "ticket"
+"""File of a job that was given to the pool's daemon: the path of its ticket there."""
 
 
 def outcome(folder: Path) -> Outcome:
@@ -49,7 +52,16 @@ def state(folder: Path, *, owner_alive: bool) -> State:
         return "interrupted" if found == "cancelled" and how == "owner_gone" else found
     if warden_alive(folder):
         return "running"
-    return "queued" if owner_alive and not (folder / "worker.json").exists() else "interrupted"
+    waits = owner_alive or has_ticket(folder)
+    return "queued" if waits and not (folder / "worker.json").exists() else "interrupted"
+
+
+def has_ticket(folder: Path) -> bool:
+    """Whether the pool's daemon, running or to be started, will carry it out (see server/pool/spool.py)."""
+    try:
+        return Path((folder / TICKET).read_text(encoding="utf-8")).is_file()
+    except OSError:
+        return False
 
 
 def warden_alive(folder: Path) -> bool:
@@ -64,6 +76,13 @@ def alive(pid: int, start: str) -> bool:
         return start_of(pid) == start
     except OSError:
         return False
+
+
+def signal_warden(folder: Path, number: int) -> None:
+    """Send a job's warden a signal; nothing when it is gone."""
+    if warden_alive(folder):
+        with suppress(ProcessLookupError):
+            os.kill(int(_read(folder / "worker.json")["warden"]), number)
 
 
 def mark_cancelled(folder: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ GRACE_S = 25.0
 """How long a worker may take to close its sides after SIGTERM before everything it started is killed."""
 JOB_VARIABLE = "SAMEBITS_JOB"
 """Set for a job's processes to its folder: what a killed warden left behind is known by it."""
+WORKER = "samebits.tools.worker"
 WARDEN = Path(__file__).with_name("warden.py")
 
 
@@ -36,12 +38,11 @@ def new_folder(root: Path, kind: str) -> Path:
 
 
 @dataclass(slots=True)
-class Running:
-    """A started worker, under its warden (see warden.py)."""
+class Watched:
+    """A job whose folder is followed."""
 
     folder: Path
-    process: subprocess.Popen[bytes]
-    _offset: int = 0
+    _offset: int = field(default=0, init=False)
 
     def events(self) -> Iterator[Event]:
         """Events written since the last call."""
@@ -57,6 +58,26 @@ class Running:
                 with suppress(ValueError):
                     yield Event.model_validate_json(line)
 
+
+@dataclass(slots=True)
+class Adopted(Watched):
+    """A job that another process started, while its warden lives."""
+
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it runs."""
+        return None if job_folder.warden_alive(self.folder) else job_folder.outcome(self.folder)
+
+    def hang_up(self) -> None:
+        """The owner goes: the warden ends the worker, and the job counts as interrupted."""
+        job_folder.signal_warden(self.folder, signal.SIGHUP)
+
+
+@dataclass(slots=True)
+class Running(Watched):
+    """A worker that this process started, under its warden (see warden.py)."""
+
+    process: subprocess.Popen[bytes]
+
     def ask_to_stop(self) -> None:
         """Ask for the end without waiting for it."""
         with suppress(ProcessLookupError):
@@ -68,9 +89,17 @@ class Running:
         self.process.wait()
         self._close()
 
+    def hang_up(self) -> None:
+        """The owner goes: the warden ends the worker, and the job counts as interrupted."""
+        if self.process.stdin is not None:
+            self._close()
+        else:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGHUP)
+
     def outcome(self) -> Outcome | None:
         """How it ended; None while it runs."""
-        if self.process.poll() is None:
+        if self.process.poll() is None or job_folder.warden_alive(self.folder):
             return None
         self._close()
         return job_folder.outcome(self.folder)
@@ -108,29 +137,39 @@ def spawn(
     memory_limit_bytes: int = 0,
     env: Mapping[str, str] | None = None,
     keep: tuple[int, ...] = (),
+    module: str = WORKER,
+    cwd: str | None = None,
+    lifeline: bool = True,
+    detach: bool = False,
 ) -> Running:
     """Start the worker of a prepared folder, with a process group of its own.
 
     Args:
         env: the worker's whole environment; None: this process's.
         keep: descriptors the warden and the worker hold as long as they live (the locks of their slots).
+        module: what is run on the folder: the worker, or what has it run elsewhere.
+        cwd: working directory; None: this process's.
+        lifeline: the job ends with this process.
+        detach: the warden is no child of this process; its `process` has ended when this returns.
 
     Raises:
         UserError: the interpreter cannot be run.
     """
-    interpreter = python or sys.executable
+    interpreter = (python if module == WORKER else "") or sys.executable
     if not os.access(interpreter, os.X_OK):
         raise UserError(interpreter, "not an interpreter that can be run", "correct pool.worker_python")
     spec = {
         "folder": str(folder),
-        "command": [interpreter, "-m", "samebits.tools.worker", str(folder)],
+        "command": [interpreter, "-m", module, str(folder)],
         "keep": list(keep),
         "time_limit_s": time_limit_s or 0.0,
         "memory_limit_bytes": memory_limit_bytes,
         "grace_s": GRACE_S,
+        "lifeline": lifeline,
+        "detach": detach,
     }
     try:
-        process = _warden(folder, spec, env, keep)
+        process = _warden(folder, spec, env, keep, cwd)
     except OSError as error:
         raise UserError(
             str(folder), f"no process can be started: {error}", "see what is full: memory, disk, processes"
@@ -139,18 +178,22 @@ def spawn(
 
 
 def _warden(
-    folder: Path, spec: dict[str, object], env: Mapping[str, str] | None, keep: tuple[int, ...]
+    folder: Path, spec: dict[str, object], env: Mapping[str, str] | None, keep: tuple[int, ...], cwd: str | None
 ) -> subprocess.Popen[bytes]:
     with (folder / "log.txt").open("ab") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(WARDEN), json.dumps(spec)],
-            stdin=subprocess.PIPE,
+            stdin=subprocess.PIPE if spec["lifeline"] else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
             pass_fds=keep,
             env=dict(os.environ if env is None else env) | {JOB_VARIABLE: str(folder)},
+            cwd=cwd,
         )
+    if spec["detach"]:
+        process.wait()
+    return process
 
 
 def memory_limit_bytes(request: Request) -> int:

@@ -94,13 +94,22 @@ def need_of(request: Request, available: tuple[str, ...]) -> Need:
     device = experiment.device if experiment is not None else getattr(request, "device", "auto")
     if device == "cpu" or not available:
         return Need(slot=CPU)
-    count = 1
-    if experiment is not None:
-        engine = experiment.rollout.engine
-        count = int(engine.get("tensor_parallel_size", 1)) * int(engine.get("pipeline_parallel_size", 1))
+    count = gpu_count(request)
     if count > len(available):
         raise UserError("rollout.engine", f"asks for {count} GPUs, {len(available)} can be used here", "ask for fewer")
     return Need(gpus=count)
+
+
+def gpu_count(request: Request) -> int:
+    """GPUs that a request takes where there are any; 0: it looks at nothing but the CPU."""
+    experiment = getattr(request, "experiment", None)
+    device = experiment.device if experiment is not None else getattr(request, "device", "auto")
+    if device == "cpu":
+        return 0
+    if experiment is None:
+        return 1
+    engine = experiment.rollout.engine
+    return int(engine.get("tensor_parallel_size", 1)) * int(engine.get("pipeline_parallel_size", 1))
 
 
 def default_folder() -> Path:

@@ -3,10 +3,12 @@
     python -I -S warden.py '{"folder": ..., "command": [...], ...}'     (standard input: the owner's lifeline)
 
 The owner (server or command line) holds the other end of standard input. When that closes, however the owner died, the
-worker is ended. The warden also ends it at a time or memory limit, on TERM, and when a file `cancel` appears in the job
-folder. It then kills what is left of the worker's processes (it is their subreaper, so none can slip away), and writes
-ended.json: {"how": "exited" | "stopped" | "owner_gone" | "time_limit" | "memory_limit", "code": int, "stuck": [pid],
-"limit_s": float}.
+worker is ended; HUP says the same. With "lifeline" false (the pool's daemon, which adopts its jobs when it is started
+anew) standard input is not looked at. With "detach" the warden leaves its parent, so that one that kills its children
+does not reach it. A folder has one warden in its life: a second one ends at once. The warden also ends the worker at a
+time or memory limit, on TERM, and when a file `cancel` appears in the job folder. It then kills what is left of the
+worker's processes (it is their subreaper, so none can slip away), and writes ended.json: {"how": "exited" | "stopped" |
+"owner_gone" | "time_limit" | "memory_limit", "code": int, "stuck": [pid], "limit_s": float}.
 """
 
 from __future__ import annotations
@@ -116,11 +118,18 @@ class Warden:
         self.next_memory = 0.0
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.output, selectors.EVENT_READ)
-        self.selector.register(0, selectors.EVENT_READ)
+        self.exit = os.pidfd_open(self.worker.pid)
+        self.selector.register(self.exit, selectors.EVENT_READ)
+        if spec["lifeline"]:
+            self.selector.register(0, selectors.EVENT_READ)
 
     def request_stop(self, *_: object) -> None:
         """Signal handler."""
         self.reason = self.reason or "stopped"
+
+    def hang_up(self, *_: object) -> None:
+        """Signal handler: the owner is gone."""
+        self.reason = self.reason or "owner_gone"
 
     def listen(self) -> None:
         """Take in what the worker printed and what the owner says, for at most POLL_S."""
@@ -131,6 +140,8 @@ class Warden:
                     self.log.write(data)
                 else:
                     self.selector.unregister(self.output)
+            elif key.fd == self.exit:
+                self.selector.unregister(self.exit)
             elif os.read(0, 64):
                 self.request_stop()
             else:
@@ -212,12 +223,21 @@ def start_of(pid: int) -> str:
 def main() -> None:
     """Entry point."""
     spec = json.loads(sys.argv[1])
+    if spec["detach"] and os.fork():
+        os._exit(0)
+    try:
+        os.close(os.open(Path(spec["folder"], "started"), os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        sys.exit(3)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     warden = Warden(spec)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, warden.request_stop)
+    signal.signal(signal.SIGHUP, warden.hang_up)
     pids = {"warden": os.getpid(), "warden_start": start_of(os.getpid()), "worker": warden.worker.pid}
-    (warden.folder / "worker.json").write_text(json.dumps(pids), encoding="utf-8")
+    part = warden.folder / "worker.json.part"
+    part.write_text(json.dumps(pids), encoding="utf-8")
+    part.replace(warden.folder / "worker.json")
     try:
         warden.watch()
     finally:

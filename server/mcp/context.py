@@ -16,6 +16,7 @@ from samebits.server.mcp import answers
 from samebits.server.mcp.clean import clean
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.experiment import Pool as Settings
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import Context
@@ -53,6 +54,13 @@ class App:
         experiment = reader.read(path, overrides)
         self.roots.check(experiment, self.python)
         return experiment
+
+    def settings(self, request: Request) -> Settings:
+        """[pool] for a request: of its experiment, else of the project's experiment file, its paths checked."""
+        own = getattr(request, "experiment", None)
+        if own is None and (self.roots.project / reader.NAME).is_file():
+            own = self.experiment(".", ())
+        return Settings() if own is None else own.pool
 
     def artifact(self, text: str, kind: str) -> str:
         """The path of an artifact named by id (JOB/NAME, as `ids` of an answer give it) or by path.
@@ -111,7 +119,7 @@ class App:
         A cancelled call cancels its job: whoever asked does not want it any more.
         """
         try:
-            job = self.pool.submit(request)
+            job = self.pool.submit(request, self.settings(request))
         except UserError as error:
             raise ToolError(answers.for_tools(clean(str(error), 2000))) from error
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,6 +97,14 @@ class Roots:
                 f"pool.worker_python {wanted!r}",
                 "outside the allowed folders",
                 "have the person who runs the server give --worker-python",
+            )
+        address = experiment.pool.ray_address
+        if address and address != os.environ.get("RAY_ADDRESS"):
+            # Models and Ray's token would go there.
+            raise UserError(
+                f"pool.ray_address {address!r}",
+                "is not the cluster of this server",
+                "leave it out, or have the person who runs the server start it with RAY_ADDRESS set to it",
             )
 
     def _said(self) -> str:

@@ -105,7 +105,11 @@ class Gate(Model):
 class Pool(Model):
     """Where the work runs."""
 
-    backend: Literal["embedded", "ray"] = "embedded"
+    backend: Literal["auto", "embedded", "serve", "ray"] = "auto"
+    """"embedded": each server or command runs its own jobs. "serve": the daemon of `samebits pool serve` does, and must
+    run. "auto": the daemon where it runs, else embedded. "ray": as auto, each job on a node of a Ray cluster."""
+    ray_address: str = ""
+    """HOST:PORT of the cluster's head; empty: RAY_ADDRESS, or the cluster that this machine is a node of."""
     worker_python: str = ""
     """Interpreter that has torch, vllm and samebits; empty: the one samebits itself runs in."""
     time_limit_s: int = Field(default=3600, ge=1)
