@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.server.cli import collect, gate, jobs, pool, propose, rl, serve, show, skill
+from samebits.server.cli import collect, gate, jobs, pool, serve, show, skill
 from samebits.server.jobs import launch
+from samebits.server.jobs.start import start
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import (
@@ -63,7 +64,7 @@ def execute(
 ) -> None:
     """Run one request to its end and exit with its code."""
     folder = (out or launch.new_folder(JOBS, request.kind)).resolve()
-    running = launch.start(request, folder, python=python, time_limit_s=time_limit_s)
+    running = start(request, folder, python=python, time_limit_s=time_limit_s)
     outcome = show.follow(running, quiet=as_json)
     raise typer.Exit(show.finish(outcome, running, as_json=as_json))
 
@@ -202,11 +203,11 @@ def demo(
 app.command()(serve.serve)
 app.command()(gate.gate)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(pool.app, name="pool")
 app.command()(collect.gc)
 app.add_typer(skill.app, name="skill")
 
 
-app.add_typer(pool.app, name="pool")
 @app.command()
 def version() -> None:
     """Print the version."""
