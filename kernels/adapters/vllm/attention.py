@@ -1,0 +1,138 @@
+"""samebits' paged attention over vLLM's KV cache. Writing keys and values into the cache stays vLLM's on CUDA: a copy.
+
+Shape and strides of the cache are read from the tensor that the engine gives, whatever its layout.
+
+Legend: T token rows, H query heads, G key/value heads, E head dim, P pages, S slots of a page.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.ops.attention.checks import check
+from samebits.kernels.ops.attention.op import attention
+
+
+def split(kv_cache: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [P, S, G, E] as views of a cache [P, G, S, 2 * E].
+
+    Raises:
+        PatchError: a cache of another shape.
+    """
+    if kv_cache.dim() != 4 or kv_cache.shape[3] != 2 * size:
+        raise PatchError(
+            f"a KV cache of shape {tuple(kv_cache.shape)}",
+            f"is not [pages, heads, slots, {2 * size}]",
+            "install a vLLM version that samebits was run on",
+        )
+    keys, values = kv_cache.transpose(1, 2).split(size, dim=-1)
+    return keys, values
+
+
+def attend(
+    query: torch.Tensor, kv_cache: torch.Tensor, metadata: Any, output: torch.Tensor, size: int, scale: float
+) -> None:
+    """Attention of the actual tokens of a pass into output [T, H, E]."""
+    if metadata.causal is not True:
+        raise PatchError("attention that is not causal", "is not in the contract", "use a decoder")
+    tokens = metadata.num_actual_tokens
+    q_THE, out_THE = query[:tokens], output.view(query.shape)[:tokens]
+    keys, values = split(kv_cache, size)
+    table, starts, lengths = metadata.block_table, metadata.query_start_loc, metadata.seq_lens
+    if not q_THE.is_cuda:
+        longest = metadata.max_query_len, metadata.max_seq_len
+        out_THE.copy_(attention(q_THE, keys, values, table, starts, lengths, *longest, scale))
+        return
+    from samebits.kernels.ops.attention.dispatch import run
+
+    check(q_THE, keys, values, table, starts, lengths, scale)
+    run(
+        q_THE,
+        keys,
+        values,
+        table,
+        starts,
+        lengths,
+        metadata.max_query_len,
+        metadata.max_seq_len,
+        scale,
+        out=out_THE,
+    )
+
+
+def implementations() -> dict[type, type]:
+    """vLLM's implementation -> its subclass with samebits' attention, for this platform."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return _cpu()
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
+
+    class SamebitsFlashAttention(FlashAttentionImpl):
+        """samebits::attention in place of FlashAttention's kernels."""
+
+        def forward(
+            self,
+            layer: Any,
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            kv_cache: torch.Tensor,
+            attn_metadata: Any,
+            output: torch.Tensor,
+            output_scale: torch.Tensor | None = None,
+            output_block_scale: torch.Tensor | None = None,
+        ) -> torch.Tensor:
+            """See FlashAttentionImpl.forward."""
+            assert output_scale is None and output_block_scale is None
+            if attn_metadata is None:
+                return output.fill_(0)
+            attend(query, kv_cache, attn_metadata, output, self.head_size, self.scale)
+            return output
+
+    return {FlashAttentionImpl: SamebitsFlashAttention}
+
+
+def _cpu() -> dict[type, type]:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+
+    class SamebitsCPUAttention(CPUAttentionBackendImpl):
+        """The contract of attention in plain PyTorch: for tests. The cache is written in rows, not packed."""
+
+        def forward(
+            self,
+            layer: Any,
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            kv_cache: torch.Tensor,
+            attn_metadata: Any,
+            output: torch.Tensor,
+            output_scale: torch.Tensor | None = None,
+            output_block_scale: torch.Tensor | None = None,
+        ) -> torch.Tensor:
+            """See CPUAttentionBackendImpl.forward."""
+            if attn_metadata is not None:
+                attend(query, kv_cache, attn_metadata, output, self.head_size, self.scale)
+            return output
+
+        def do_kv_cache_update(
+            self,
+            layer: Any,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            kv_cache: torch.Tensor,
+            slot_mapping: torch.Tensor,
+        ) -> None:
+            """key, value [T, G, E] into their slots."""
+            keys, values = split(kv_cache, self.head_size)
+            used = slot_mapping >= 0
+            page, slot = slot_mapping[used] // keys.shape[1], slot_mapping[used] % keys.shape[1]
+            rows = slot_mapping.shape[0]
+            keys[page, slot] = key[:rows][used]
+            values[page, slot] = value[:rows][used]
+
+    return {CPUAttentionBackendImpl: SamebitsCPUAttention}

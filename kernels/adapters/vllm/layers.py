@@ -1,0 +1,83 @@
+"""vLLM's layers with samebits' operators: subclasses that the modules of a loaded model are turned into.
+
+A subclass overrides `forward` itself, so it does not matter which custom ops vLLM's compile config enables: by default
+none, and a class registered with `register_oot` would then run `forward_native`. The operators are opaque to the
+compiler: no fusion pass finds a pattern in them.
+
+Legend: T token rows, H query heads, G key/value heads, E head dim, K and N inputs and outputs of a linear.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+from samebits.kernels.ops.embedding.op import embedding
+from samebits.kernels.ops.linear.op import linear
+from samebits.kernels.ops.rms_norm.op import rms_norm
+from samebits.kernels.ops.rotary.op import rotary
+from samebits.kernels.ops.silu_mul.op import silu_mul
+
+
+class SamebitsRMSNorm(RMSNorm):
+    """samebits::rms_norm, samebits::add_rms_norm."""
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """x [..., D]: the norm; with a residual also the sum."""
+        if residual is None:
+            return rms_norm(x, self.weight.data, self.variance_epsilon)
+        return rms_norm(x, self.weight.data, self.variance_epsilon, residual)
+
+
+class SamebitsSiluAndMul(SiluAndMul):
+    """samebits::silu_mul."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, 2 * I], gate before up."""
+        gate, up = x.chunk(2, -1)
+        return silu_mul(gate, up)
+
+
+class SamebitsRotaryEmbedding(RotaryEmbedding):
+    """samebits::rotary, on samebits' own table in `cos_sin_cache`."""
+
+    def forward(
+        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """query [T, H * E], key [T, G * E]."""
+        assert key is not None, "layers that share keys are refused at start-up"
+        q_THE, k_TGE = rotary(
+            query.unflatten(-1, (-1, self.head_size)),
+            key.unflatten(-1, (-1, self.head_size)),
+            positions.flatten(),
+            self.cos_sin_cache,
+        )
+        return q_THE.flatten(1), k_TGE.flatten(1)
+
+
+class SamebitsLinearMethod(UnquantizedLinearMethod):
+    """samebits::linear."""
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, K] -> [T, N]."""
+        return linear(x, layer.weight.data, bias)
+
+
+class SamebitsEmbeddingMethod(UnquantizedEmbeddingMethod):
+    """samebits::embedding, and samebits::linear as lm_head."""
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [M, K] -> logits [M, padded V]."""
+        return linear(x, layer.weight.data, bias)
+
+    def embedding(self, layer: Any, input_: torch.Tensor) -> torch.Tensor:
+        """ids [T] -> [T, K]."""
+        return embedding(input_, layer.weight.data)

@@ -1,0 +1,59 @@
+"""Puts the operators under a worker's model once it has its weights and is not yet compiled.
+
+Called from the `vllm.general_plugins` entry point of samebits in every vLLM process; does nothing unless the
+environment asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from samebits.kernels.adapters.vllm import switch
+
+MARK = "_samebits_kernels"
+
+
+def register() -> None:
+    """Wrap `Worker.load_model`, where the environment asks for the operators; may be called more than once.
+
+    Raises:
+        PatchError: an unknown table, or a hook that this vLLM does not have.
+    """
+    if not switch.asked():
+        return
+    from samebits.kernels.adapters.vllm import hooks
+
+    hooks.check()
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.gpu_worker import Worker
+
+    if current_platform.is_cpu():
+        _keep_weights()
+    method = Worker.load_model
+    if getattr(method, MARK, False):
+        return
+
+    @functools.wraps(method)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from samebits.kernels.adapters.vllm.install import check, install
+
+        check(self.vllm_config)
+        result = method(self, *args, **kwargs)
+        install(self)
+        return result
+
+    setattr(load_model, MARK, True)
+    Worker.load_model = load_model
+
+
+def _keep_weights() -> None:
+    """vLLM on CPU packs the weights of linears for its own products and drops them; ours read them as they are."""
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    def keep(self: Any, layer: Any) -> None:
+        return None
+
+    for owner in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod):
+        owner.process_weights_after_loading = keep
