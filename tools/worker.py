@@ -69,6 +69,10 @@ def run(request: Request, job: Job) -> Result:
         from samebits.tools.propose.apply import run_apply
 
         return run_apply(request, job)
+    if request.kind == "rl":
+        from samebits.tools.rl.verb import run_rl
+
+        return run_rl(request, job)
     from samebits.tools.demo.verb import run_demo
 
     return run_demo(request, job)

@@ -100,6 +100,72 @@ class Gate(Model):
     """Axes that must have run; "not run" is then a failure."""
     min_tokens: int = Field(default=64, ge=1)
     """An axis that compared fewer tokens proves nothing."""
+    coverage: Literal["fast", "full"] = "fast"
+    """"full": batches of 256, more chunk sizes, lengths and places (docs/gate.md lists both)."""
+    axis_limit_s: int = Field(default=900, ge=1)
+    """An axis over this is timed out: no verdict, and the gate is not green."""
+    min_throughput: float = Field(default=0.7, ge=0)
+    """Smallest ratio of sampled tokens per second to the engine without samebits; 0: not measured."""
+
+
+Correction = Literal["none", "is", "tis", "mis", "icepop", "geometric", "flash", "centering"]
+"""What is done about rollout and trainer giving a token different probabilities: see tools/rl/corrections.py."""
+
+
+class Rl(Model):
+    """The loop of `samebits rl`. Its sampling temperature and seed are those of [workload]."""
+
+    task: Literal["sort"] = "sort"
+    """Answers are checked by a rule: "sort": the digits of the prompt in ascending order."""
+    digits: tuple[int, int] = (4, 8)
+    """Fewest and most digits of a prompt."""
+    family: Literal["qwen3", "qwen3_tied", "llama", "qwen3_moe"] = "qwen3"
+    """Of the random model that is made when [rollout] model is empty."""
+    shape: Literal["tiny", "0.6b", "1.7b"] = "tiny"
+    """Its size: 4 layers of 256, or those of Qwen3-0.6B and Qwen3-1.7B."""
+    warmup_steps: int = Field(default=60, ge=0)
+    """Supervised updates on right answers before the loop, so that reward can move."""
+    warmup_rate: float = Field(default=1e-3, gt=0)
+    steps: int = Field(default=100, ge=1)
+    """Updates of the loop."""
+    prompts: int = Field(default=16, ge=1)
+    """Different prompts of a step."""
+    group: int = Field(default=8, ge=2)
+    """Answers per prompt; the baseline of an answer is the mean reward of its group."""
+    scale_by_std: bool = False
+    """GRPO's division of the advantage by the group's standard deviation."""
+    rate: float = Field(default=1e-4, gt=0)
+    """Learning rate of AdamW (float32 master weights, no weight decay)."""
+    clip: float = Field(default=1.0, gt=0)
+    """Largest norm of the gradient; larger ones are scaled down."""
+    lag: int = Field(default=0, ge=0)
+    """Updates between sampling a batch and training on it."""
+    correction: Correction = "none"
+    """Importance weights of the loss."""
+    cap: float = Field(default=2.0, gt=0)
+    """tis: largest ratio."""
+    band: tuple[float, float] = (0.5, 2.0)
+    """mis, icepop: ratios of a token outside are dropped."""
+    geometric_band: tuple[float, float] = (0.99, 1.01)
+    """geometric: sequences whose geometric mean ratio lies outside are dropped."""
+    delta: float = Field(default=3e-3, gt=0)
+    """flash: sequences whose mean binary KL is above are dropped."""
+    top: int = Field(default=32, ge=1)
+    """centering: tokens per position whose logprobs the engine returns."""
+    arms: tuple[Literal["stock", "exact"], ...] = ("stock", "exact")
+    """stock: the two sides as [rollout] and [trainer] say. exact: with `kernels` under both."""
+    kernels: Literal["auto", "vllm", "samebits"] = "auto"
+    """Table of the exact arm; auto: "vllm" on CPU, "samebits" on CUDA."""
+    lags: tuple[int, ...] = (0, 1, 4, 16, 64)
+    """Of `samebits rl --stale`."""
+    batches: int = Field(default=16, ge=2)
+    """Of `samebits rl --corrections`: rollouts, each with another seed."""
+    read_back_every: int = Field(default=1, ge=0)
+    """After every so many pushes all weights are read back out of the engine and compared; 0: never."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Steps between checkpoints; a killed run goes on from the last one."""
+    tensorboard: bool = False
+    """Write TensorBoard event files too (pip install "samebits[tensorboard]")."""
 
 
 class Pool(Model):
@@ -111,7 +177,7 @@ class Pool(Model):
     ray_address: str = ""
     """HOST:PORT of the cluster's head; empty: RAY_ADDRESS, or the cluster that this machine is a node of."""
     worker_python: str = ""
-    """Interpreter that has torch, vllm and samebits; empty: the one samebits itself runs in."""
+    """Interpreter that has torch, vllm and samebits; empty: the one samebits itself runs in. With Ray: on the node."""
     time_limit_s: int = Field(default=3600, ge=1)
     """A job over this is ended as timed out."""
     memory_limit_mib: int = Field(default=0, ge=0)
@@ -127,6 +193,7 @@ class Experiment(Model):
     workload: Workload = Workload()
     capture: Capture = Capture()
     gate: Gate = Gate()
+    rl: Rl = Rl()
     pool: Pool = Pool()
 
     @property

@@ -65,6 +65,19 @@ def read(path: Path, overrides: tuple[str, ...] = ()) -> Experiment:
         ) from error
 
 
+def overridden(raw: dict[str, object], overrides: tuple[str, ...]) -> dict[str, object]:
+    """The settings of an experiment without a file, with "section.key=value" on top.
+
+    Raises:
+        UserError: an override of another form.
+    """
+    changed: dict[str, object] = {}
+    for override in overrides:
+        _override(changed, override)
+    _resolve(changed, Path.cwd(), set())
+    return _merge(raw, changed)
+
+
 def line_of(text: str, location: list[str]) -> int | None:
     """Line number (from 1) of a key such as ["rollout", "dtype"] in TOML text; None when it is not there."""
     section: list[str] = []

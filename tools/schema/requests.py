@@ -69,6 +69,10 @@ class BuildRequest(Model):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     timing: bool = True
     """Run the timing leg when all others are green."""
+    sandbox: Literal["auto", "required"] = "auto"
+    """ "required": an error where this machine gives no sandbox; "auto": the answer says "UNSANDBOXED"."""
+    memory_limit_mib: int = Field(default=0, ge=0)
+    """What the candidate's processes may hold; 0: three quarters of the machine's memory."""
 
 
 class GateRequest(Model):

@@ -70,7 +70,7 @@ def start(config: Rollout, model: str, request: plugin.PluginRequest) -> Any:
             raise
         except Exception as error:  # vLLM raises every kind for what it cannot run
             traceback.print_exc()
-            raise _refusal(error, model) from error
+            raise refusal(error, model) from error
         finally:
             del os.environ[plugin.VARIABLE]
 
@@ -86,7 +86,8 @@ def _name_request(request: plugin.PluginRequest, folder: Path) -> None:
         )
 
 
-def _refusal(error: BaseException, model: str) -> UserError:
+def refusal(error: BaseException, model: str) -> UserError:
+    """What a failed start says to its user."""
     cause = error
     while (inner := cause.__cause__ or cause.__context__) is not None and not isinstance(inner, UserError):
         cause = inner

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from samebits.tools.schema.errors import UserError
-from samebits.tools.sides.vllm.engine import _refusal
+from samebits.tools.sides.vllm.engine import refusal
 
 
 @pytest.mark.parametrize(
@@ -20,16 +20,16 @@ from samebits.tools.sides.vllm.engine import _refusal
     ],
 )
 def test_an_unknown_architecture_is_laid_to_config_json(text: str) -> None:
-    said = _refusal(ValueError(text), "/models/odd")
+    said = refusal(ValueError(text), "/models/odd")
     assert "/models/odd/config.json" in said.next_step
     assert "[rollout]" not in said.next_step
     outer = RuntimeError("Engine core initialization failed.")
     outer.__cause__ = ValueError(text)
-    assert "/models/odd/config.json" in _refusal(outer, "/models/odd").next_step
+    assert "/models/odd/config.json" in refusal(outer, "/models/odd").next_step
 
 
 def test_other_errors_are_laid_to_the_rollout_section() -> None:
-    said = _refusal(ValueError("No available memory for the cache blocks."), "/models/fine")
+    said = refusal(ValueError("No available memory for the cache blocks."), "/models/fine")
     assert "[rollout]" in said.next_step
     assert "config.json" not in said.next_step
 
@@ -38,7 +38,7 @@ def test_a_long_text_ends_at_a_word() -> None:
     word = "abcdefghi"
     outer = RuntimeError(" ".join([word] * 200))
     outer.__cause__ = ValueError(" ".join([word] * 200))
-    said = _refusal(outer, "/models/fine").reason
+    said = refusal(outer, "/models/fine").reason
     assert len(said) < 1000
     assert set(said.replace("(", " ").replace(")", " ").split()) == {
         *("did", "not", "start:", "first", "cause:", "ValueError:"),
@@ -51,4 +51,4 @@ def test_a_refusal_inside_is_handed_on_as_it_is() -> None:
     inner = UserError("a thing", "a reason", "a step")
     outer = RuntimeError("outer")
     outer.__cause__ = inner
-    assert _refusal(outer, "/models/fine") is inner
+    assert refusal(outer, "/models/fine") is inner

@@ -1,0 +1,56 @@
+"""`samebits rl`: the small RL loop, its corrections and its stale policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samebits.server.cli import show
+from samebits.server.jobs import launch
+from samebits.server.jobs.start import start
+from samebits.tools.schema import reader
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.experiment import Experiment
+from samebits.tools.schema.requests import RlRequest
+
+TINY = {
+    "rollout": {"max_model_len": 256, "engine": {"max_num_batched_tokens": 8192, "max_num_seqs": 256}},
+    "trainer": {"layout": "packed", "micro_batch": 64, "logprob": "log_softmax"},
+}
+"""The experiment of --tiny, besides the family."""
+
+
+def rl(
+    config: Annotated[Path, typer.Option("--config", "-c", help="Experiment file, or its folder.")] = Path(),
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Override one key. Repeatable.")] = None,
+    tiny: Annotated[
+        str, typer.Option(help="No experiment file: a tiny random model: qwen3, qwen3_tied, llama, qwen3_moe.")
+    ] = "",
+    corrections: Annotated[
+        bool, typer.Option("--corrections", help="Measure every correction against the exact gradient.")
+    ] = False,
+    stale: Annotated[bool, typer.Option("--stale", help="Both arms at every lag of [rl] lags.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help='The same as --set device="cuda".')] = False,
+    resume: Annotated[Path | None, typer.Option(help="Job folder of a killed run: go on from its checkpoints.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Job folder to make.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")] = False,
+) -> None:
+    """A small RL loop: a stock arm and an exact one, which must be exact at every step."""
+    if corrections and stale:
+        raise UserError("--corrections and --stale", "are two different runs", "give one of them")
+    overrides = (*(sets or ()), *(('device="cuda"',) if gpu else ()))
+    experiment = _tiny(tiny, overrides) if tiny else reader.read(config, overrides)
+    what = "corrections" if corrections else "stale" if stale else "train"
+    asked = {"experiment": experiment, "what": what, "resume": "" if resume is None else str(resume.resolve())}
+    request = RlRequest.model_validate(asked)
+    folder = (out or launch.new_folder(Path(".samebits/jobs"), request.kind)).resolve()
+    pool = experiment.pool
+    running = start(request, folder, python=pool.worker_python, time_limit_s=pool.time_limit_s)
+    outcome = show.follow(running, quiet=as_json)
+    raise typer.Exit(show.finish(outcome, running, as_json=as_json))
+
+
+def _tiny(family: str, overrides: tuple[str, ...]) -> Experiment:
+    return Experiment.model_validate(reader.overridden(TINY | {"rl": {"family": family}}, overrides))

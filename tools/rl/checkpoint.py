@@ -1,0 +1,118 @@
+"""Metrics and checkpoints of one loop. A checkpoint holds all that the next step depends on; resuming moves no bit.
+
+What is not in it is drawn anew from (seed, batch number): prompts and the seeds of the engine's sampling.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from samebits.tools.schema.artifacts.rl import StepLine
+from samebits.tools.schema.errors import UserError
+from samebits.tools.sides.protocol import RolloutData, Sequence
+from samebits.tools.sides.vllm.live import Head
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samebits.tools.rl.loop import Loop
+
+METRICS = "metrics.jsonl"
+CHECKPOINT = "checkpoint.pt"
+
+
+@dataclass(slots=True)
+class Store:
+    """The folder of one loop."""
+
+    folder: Path
+
+    def append(self, line: StepLine) -> None:
+        """One line of metrics.jsonl."""
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(line.model_dump_json() + "\n")
+
+    def lines(self) -> list[StepLine]:
+        """All whole lines; a last line cut short by a kill is not one."""
+        path = self.folder / METRICS
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        whole = text[: text.rfind("\n") + 1]
+        return [StepLine.model_validate_json(line) for line in whole.splitlines()]
+
+    def save(self, loop: Loop) -> None:
+        """Write the checkpoint: whole, or the one before it stays."""
+        state = {
+            "step": loop.step,
+            "drawn": loop.drawn,
+            "version": loop.engine.version,
+            "policy": loop.policy.state(),
+            "waiting": [_packed(batch) for batch in loop.waiting],
+        }
+        part = self.folder / (CHECKPOINT + ".part")
+        torch.save(state, part)
+        os.replace(part, self.folder / CHECKPOINT)
+
+    def take_over(self, earlier: Path) -> None:
+        """Copy the metrics and the checkpoint of an earlier run of this loop, where there is one."""
+        for name in (METRICS, CHECKPOINT):
+            if (earlier / name).is_file():
+                shutil.copyfile(earlier / name, self.folder / name)
+
+    def restore(self, loop: Loop) -> int | None:
+        """Bring the loop to the checkpoint, push its weights, forget metrics of later steps; the step it stands at.
+
+        Raises:
+            UserError: a damaged checkpoint, or one of another model.
+        """
+        path = self.folder / CHECKPOINT
+        if not path.is_file():
+            (self.folder / METRICS).unlink(missing_ok=True)
+            return None
+        try:
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+            loop.policy.restore(state["policy"])
+        except Exception as error:  # torch raises many kinds for a file it cannot read
+            raise UserError(str(path), f"cannot be resumed from ({error})", "start the run anew") from error
+        loop.step, loop.drawn = state["step"], state["drawn"]
+        loop.waiting = deque(_unpacked(batch) for batch in state["waiting"])
+        loop.policy.push(loop.engine.llm)
+        loop.engine.version = state["version"]
+        kept = self.lines()[: loop.step]
+        part = self.folder / (METRICS + ".part")
+        part.write_text("".join(line.model_dump_json() + "\n" for line in kept), encoding="utf-8")
+        os.replace(part, self.folder / METRICS)
+        return loop.step
+
+
+def _packed(batch: Any) -> dict[str, Any]:
+    data: RolloutData = batch.data
+    return {
+        "prompts": [sequence.prompt for sequence in data.sequences],
+        "sampled": [sequence.sampled for sequence in data.sequences],
+        "logprob": data.logprob_N,
+        "valid": data.valid_N,
+        "temperature": data.temperature,
+        "version": data.weight_version,
+        "reward": batch.reward_S,
+        "head": None if batch.head is None else [batch.head.id_NK, batch.head.logprob_NK],
+    }
+
+
+def _unpacked(stored: dict[str, Any]) -> Any:
+    from samebits.tools.rl.loop import Sampled
+
+    data = RolloutData(
+        [Sequence(p, s) for p, s in zip(stored["prompts"], stored["sampled"], strict=True)],
+        stored["logprob"],
+        stored["valid"],
+        temperature=stored["temperature"],
+        weight_version=stored["version"],
+    )
+    head = stored["head"]
+    return Sampled(data, stored["reward"], None if head is None else Head(*head))

@@ -1,0 +1,243 @@
+"""`samebits rl`: the supervised start, then one child process per arm, one after the other; then the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from samebits.tools.job.job import device_of
+from samebits.tools.report import rl as pages
+from samebits.tools.rl.child import ENDED, PLAN, SIDES, Plan
+from samebits.tools.schema.artifacts.rl import Broken, Ended, Refused, RlReport, Run, StepLine
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.requests import RlRequest
+from samebits.tools.schema.results import Result
+from samebits.tools.sides.environment import variables
+from samebits.tools.sides.session import SideDied
+from samebits.tools.store import artifact
+from samebits.tools.store.fingerprint import environment
+
+if TYPE_CHECKING:
+    from samebits.tools.job.job import Job
+    from samebits.tools.schema.experiment import Experiment
+
+Arm = Literal["stock", "exact"]
+FREE = {"pool", "gate", "capture"}
+"""Sections that may change before a resume."""
+
+
+@dataclass(slots=True)
+class Work:
+    """One request on its way."""
+
+    request: RlRequest
+    job: Job
+    device: Literal["cpu", "cuda"]
+    kernels: str
+    earlier: Path | None
+
+    def child(self, part: Literal["start", "loop", "corrections"], name: str, **more: Any) -> Path:
+        """Run one child process to its end; its folder.
+
+        Raises:
+            UserError: what it refused.
+            SideDied: it ended without a word, or broke.
+        """
+        folder = self.job.folder / name
+        folder.mkdir()
+        experiment = self.request.experiment
+        plan = Plan.model_validate(
+            {
+                "part": part,
+                "experiment": experiment,
+                "device": self.device,
+                "folder": str(folder),
+                "events": str(self.job.events or self.job.folder / "events.jsonl"),
+                "kernels": self.kernels,
+                **more,
+            }
+        )
+        (folder / PLAN).write_text(plan.model_dump_json(indent=1), encoding="utf-8")
+        log = folder / "log.txt"
+        own = experiment.trainer.env | experiment.rollout.env
+        with log.open("ab") as sink:
+            code = subprocess.run(
+                [sys.executable, "-m", "samebits.tools.rl.child", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=variables(experiment.rollout, self.device) | own,
+                check=False,
+            ).returncode
+        return _checked(folder, name, code, log)
+
+
+def _checked(folder: Path, name: str, code: int, log: Path) -> Path:
+    ended = folder / ENDED
+    if not ended.is_file():
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        raise SideDied(name, f"{how}; go on from its last checkpoint with --resume", log)
+    how_ = Ended.model_validate_json(ended.read_text(encoding="utf-8")).how
+    if isinstance(how_, Refused):
+        raise UserError(how_.thing, how_.reason, f"{how_.next_step}; log: {log}")
+    if isinstance(how_, Broken):
+        raise SideDied(name, f"failed: {how_.message}", log)
+    return folder
+
+
+def run_rl(request: RlRequest, job: Job) -> Result:
+    """Carry out the request; verdict equal: the exact arm was exact at every step."""
+    begun = time.monotonic()
+    settings = request.experiment.rl
+    device = device_of(request.experiment)
+    kernels = {"cpu": "vllm", "cuda": "samebits"}[device] if settings.kernels == "auto" else settings.kernels
+    work = Work(request, job, device, kernels, _earlier(request))
+    _check(request)
+    start = _start(work)
+    if request.what == "corrections":
+        from samebits.tools.rl.answer import corrections_answer
+
+        return corrections_answer(work, start, begun)
+    runs: list[Run] = []
+    sides: dict[str, tuple[str, ...]] = {}
+    for arm in settings.arms:
+        earlier = work.earlier / arm if work.earlier is not None and (work.earlier / arm).is_dir() else None
+        lags = settings.lags if request.what == "stale" else (settings.lag,)
+        folder = work.child(
+            "loop", arm, arm=arm, model=str(start), lags=lags, earlier="" if earlier is None else str(earlier)
+        )
+        runs += [read_run(folder / f"lag-{lag}", arm, lag) for lag in lags]
+        sides[arm] = tuple(json.loads((folder / SIDES).read_text(encoding="utf-8")))
+    return _answer(work, runs, sides, begun)
+
+
+def _check(request: RlRequest) -> None:
+    """What would only be seen after minutes."""
+    experiment = request.experiment
+    settings = experiment.rl
+    if experiment.rollout.side != "vllm" or experiment.trainer.side != "transformers":
+        raise UserError(
+            f"sides {experiment.rollout.side!r} and {experiment.trainer.side!r}",
+            "the loop runs vLLM against transformers",
+            'set [rollout] side = "vllm" and [trainer] side = "transformers"',
+        )
+    if experiment.workload.temperature == 0 or experiment.workload.top_k or experiment.workload.top_p < 1:
+        raise UserError(
+            "[workload] temperature, top_p, top_k",
+            "the loop samples from the whole distribution: its gradient is that of no other",
+            "set a temperature above 0, top_p = 1 and top_k = 0",
+        )
+    if not settings.arms or len(set(settings.arms)) < len(settings.arms):
+        raise UserError(f"[rl] arms = {list(settings.arms)}", "each arm at most once, at least one", "correct it")
+    if request.what == "stale" and (not settings.lags or min(settings.lags) < 0):
+        raise UserError(f"[rl] lags = {list(settings.lags)}", "counts from 0, at least one", "correct it")
+    if request.what != "train" and settings.correction == "centering" and request.what == "stale":
+        raise UserError("[rl] correction", "Score Centering needs the head of the weights it trains", 'use "is"')
+
+
+def _earlier(request: RlRequest) -> Path | None:
+    """The job folder to go on from.
+
+    Raises:
+        UserError: not a job of `samebits rl`, of another experiment, or without a start model.
+    """
+    if not request.resume:
+        return None
+    folder = Path(request.resume)
+    try:
+        before = RlRequest.model_validate_json((folder / "request.json").read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        raise UserError(
+            str(folder), f"no job of samebits rl ({error})", "give the job folder of the run to go on with"
+        ) from error
+    if before.what != request.what or _ours(before.experiment) != _ours(request.experiment):
+        raise UserError(str(folder), "a run of another experiment", "resume with the same settings, or start anew")
+    if request.what == "corrections":
+        raise UserError("rl --corrections", "has no checkpoints", "run it again")
+    return folder
+
+
+def _ours(experiment: Experiment) -> dict[str, object]:
+    return experiment.model_dump(exclude=FREE)
+
+
+def _start(work: Work) -> Path:
+    """The model that every arm begins with: that of the earlier run when there is one."""
+    if work.earlier is not None and (work.earlier / "start" / ENDED).is_file():
+        folder = work.job.folder / "start"
+        shutil.copytree(work.earlier / "start", folder)
+        return folder / "model"
+    return work.child("start", "start") / "model"
+
+
+def read_run(folder: Path, arm: Arm, lag: int) -> Run:
+    """What a loop left behind."""
+    from samebits.tools.rl.checkpoint import METRICS
+
+    said = json.loads((folder / "loop.json").read_text(encoding="utf-8"))
+    path = folder / METRICS
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    lines = tuple(StepLine.model_validate_json(line) for line in text.splitlines())
+    return Run(arm=arm, lag=lag, steps=lines, not_exact=said["not_exact"], resumed_at=said["resumed_at"])
+
+
+def setting_in_words(experiment: Experiment) -> str:
+    """The loop in one line."""
+    rl = experiment.rl
+    return (
+        f"sort {rl.digits[0]} to {rl.digits[1]} digits; {rl.warmup_steps} supervised updates, then {rl.steps} steps of "
+        f"{rl.prompts} prompts x {rl.group} answers; AdamW {rl.rate:g}, clip {rl.clip:g}, temperature "
+        f"{experiment.workload.temperature:g}, correction {rl.correction}, {experiment.rollout.dtype}"
+    )
+
+
+def model_in_words(experiment: Experiment) -> str:
+    """The model of an experiment."""
+    rl = experiment.rl
+    return experiment.rollout.model or f"random {rl.family} of shape {rl.shape}"
+
+
+def _answer(work: Work, runs: list[Run], sides: dict[str, tuple[str, ...]], begun: float) -> Result:
+    experiment = work.request.experiment
+    report = RlReport(
+        what=work.request.what,
+        model=model_in_words(experiment),
+        setting=setting_in_words(experiment),
+        runs=tuple(runs),
+        sides=sides,
+        seconds=time.monotonic() - begun,
+        environment=environment(),
+    )
+    metrics = {
+        f"metrics-{run.arm}-{run.lag}.jsonl": "".join(line.model_dump_json() + "\n" for line in run.steps)
+        for run in runs
+    }
+    texts = {"report.html": pages.page(report), **pages.plots(report), **metrics}
+    artifact.write(work.job.folder / "rl", report, texts=texts)
+    rows = tuple(pages.row(run) for run in runs)
+    verdict, words = _verdict(runs, experiment.rl.steps)
+    page = os.path.join(work.job.folder, "rl", "report.html")
+    return Result(
+        verdict=verdict, summary=f"report: {page}\nverdict: {words}", ids={"rl": "rl"}, rows=rows, total=len(rows)
+    )
+
+
+def _verdict(runs: list[Run], steps: int) -> tuple[Literal["equal", "differs", "done"], str]:
+    exact = [run for run in runs if run.arm == "exact"]
+    if not exact:
+        return "done", "no exact arm was asked for"
+    stopped = next((run for run in exact if run.not_exact), None)
+    if stopped is not None:
+        return "differs", f"the exact arm differs at step {len(stopped.steps)}: {stopped.not_exact}"
+    assert all(len(run.steps) == run.exact_steps == steps for run in exact), "the guard let a difference through"
+    tokens = sum(line.gap.tokens for run in exact for line in run.steps)
+    return "equal", f"the exact arm is exact at each of {steps * len(exact)} steps ({tokens} tokens)"
