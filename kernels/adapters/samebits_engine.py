@@ -11,6 +11,6 @@ SETTINGS = Settings(
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         switch.VARIABLE: switch.TABLE,
     },
-    {"additional_config": switch.additional_config(), "logprobs_mode": "processed_logprobs"},
+    {"logprobs_mode": "processed_logprobs"},
     {"skip_tokenizer_init": True, "seed": 0},
 )

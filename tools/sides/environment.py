@@ -24,6 +24,8 @@ def variables(config: Rollout | Trainer, device: Literal["cpu", "cuda"]) -> dict
         # The engine stays in the side's own process: one process to pin, to hook and to kill.
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         env.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        if config.kernels == "samebits":
+            env["SAMEBITS_KERNELS"] = "samebits"
         if device == "cpu":
             env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     return env

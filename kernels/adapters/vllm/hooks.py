@@ -9,6 +9,7 @@ from samebits.kernels.adapters.vllm_hooks import Hooks, match
 
 _LAYERS = "vllm.model_executor.layers"
 COMMON: Hooks = {
+    ("vllm.engine.arg_utils", "EngineArgs.create_engine_config"): ("self",),
     ("vllm.v1.worker.gpu_worker", "Worker.load_model"): ("self",),
     (f"{_LAYERS}.layernorm", "RMSNorm.forward_native"): ("self", "x", "residual"),
     (f"{_LAYERS}.activation", "SiluAndMul.forward_native"): ("x",),

@@ -7,6 +7,7 @@ environment asks for it.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from samebits.kernels.adapters.vllm import switch
@@ -15,7 +16,9 @@ MARK = "_samebits_kernels"
 
 
 def register() -> None:
-    """Wrap `Worker.load_model`, where the environment asks for the operators; may be called more than once.
+    """Wrap the making of the engine's config and `Worker.load_model`, where the environment asks for the operators.
+
+    May be called more than once.
 
     Raises:
         PatchError: an unknown table, or a hook that this vLLM does not have.
@@ -25,16 +28,33 @@ def register() -> None:
     from samebits.kernels.adapters.vllm import hooks
 
     hooks.check()
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_worker import Worker
 
     if current_platform.is_cpu():
         _keep_weights()
-    method = Worker.load_model
-    if getattr(method, MARK, False):
-        return
+    _wrap(EngineArgs, "create_engine_config", _names_the_operators)
+    _wrap(Worker, "load_model", _replaces_the_operators)
 
-    @functools.wraps(method)
+
+def _wrap(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    method = getattr(owner, name)
+    if not getattr(method, MARK, False):
+        wrapper = functools.wraps(method)(make(method))
+        setattr(wrapper, MARK, True)
+        setattr(owner, name, wrapper)
+
+
+def _names_the_operators(method: Callable[..., Any]) -> Callable[..., Any]:
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.additional_config = switch.with_key(self.additional_config)
+        return method(self, *args, **kwargs)
+
+    return create_engine_config
+
+
+def _replaces_the_operators(method: Callable[..., Any]) -> Callable[..., Any]:
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         from samebits.kernels.adapters.vllm.install import check, install
 
@@ -43,8 +63,7 @@ def register() -> None:
         install(self)
         return result
 
-    setattr(load_model, MARK, True)
-    Worker.load_model = load_model
+    return load_model
 
 
 def _keep_weights() -> None:

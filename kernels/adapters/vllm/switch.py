@@ -1,9 +1,9 @@
 """What switches samebits' operators on in vLLM. Imports neither torch nor vLLM.
 
-    SAMEBITS_KERNELS=samebits, and the engine argument additional_config={"samebits_kernels": digest()}
+    SAMEBITS_KERNELS=samebits
 
-vLLM keys its compile caches by its own environment and config, of which `additional_config` is part: the digest keeps a
-graph that was compiled around other operators from coming out of the cache.
+vLLM keys its compile caches by its own environment and config, of which `additional_config` is part: the plugin puts
+the digest of the operators there, so no graph that was compiled around others can come out of the cache.
 """
 
 from __future__ import annotations
@@ -24,9 +24,17 @@ def digest() -> str:
     return kernels_digest()[:16]
 
 
-def additional_config() -> dict[str, str]:
-    """The engine argument of that name; may be merged with other keys."""
-    return {KEY: digest()}
+def with_key(given: Any) -> dict[str, Any]:
+    """The engine argument `additional_config` with the digest of the operators.
+
+    Raises:
+        PatchError: it is no mapping.
+    """
+    if not isinstance(given, dict):
+        raise PatchError(
+            f"additional_config = {given!r}", "cannot take samebits' key", "pass a mapping, or leave it out"
+        )
+    return given | {KEY: digest()}
 
 
 def asked() -> bool:
@@ -52,5 +60,5 @@ def check_key(given: Any) -> None:
         raise PatchError(
             f"additional_config = {given!r}",
             f"does not hold {KEY!r}: {digest()!r}, so a graph compiled around other operators could be taken",
-            "pass vllm.LLM(..., additional_config=samebits.kernels.adapters.vllm.switch.additional_config())",
+            f"set {VARIABLE}={TABLE} in the process that makes the engine, with samebits installed there",
         )

@@ -1,7 +1,7 @@
 """The `vllm.general_plugins` entry point: loaded in every vLLM process, so it must cost and change nothing there.
 
 Only where the environment names a request file (a side wrote it for its own engine) are the worker's hooks checked and
-installed.
+installed, and only where it asks for them are samebits' operators put into the engine: first those, then the hooks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from samebits.tools.schema.base import Model
 from samebits.tools.schema.errors import UserError
 
 VARIABLE = "SAMEBITS_REQUEST"
+KERNELS = "SAMEBITS_KERNELS"
+"""Switches samebits' own operators on (kernels/adapters/vllm/switch.py)."""
 
 
 class PluginRequest(Model):
@@ -29,6 +31,10 @@ class PluginRequest(Model):
 
 def register() -> None:
     """Called by vLLM in each of its processes, possibly more than once."""
+    if os.environ.get(KERNELS):
+        from samebits.kernels.adapters.vllm import plugin as kernels
+
+        kernels.register()
     path = os.environ.get(VARIABLE)
     if path:
         follow(read(Path(path)))

@@ -15,7 +15,7 @@ import torch
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Rollout
 from samebits.tools.sides.protocol import RolloutData, Scores, Sequence, Side
-from samebits.tools.sides.vllm import control, engine, hooks, workload
+from samebits.tools.sides.vllm import control, engine, hooks, kernels, workload
 from samebits.tools.sides.vllm.batch import request_id
 from samebits.tools.sides.vllm.plugin import PluginRequest
 
@@ -58,15 +58,13 @@ class VllmSide(Side):
         installed = hooks.vllm_version()
         hooks.status(installed, "V1")
         model = check_model_folder(command.model)
-        if command.config.kernels not in ("none", "vllm"):
-            raise UserError(
-                f"[rollout] kernels = {command.config.kernels!r}",
-                "cannot be put under vLLM here",
-                'use "none" or "vllm"',
-            )
-        llm = engine.start(command.config, str(model), PluginRequest(taps=command.taps))
+        kernels.check(command.config.kernels)
+        with kernels.refusals():
+            llm = engine.start(command.config, str(model), PluginRequest(taps=command.taps))
         hooks.check_held("V1", {"engine": llm.llm_engine}, tuple(held for held in hooks.HELD if held.root == "engine"))
         facts, lines = describe(llm, installed, command.config)
+        if command.config.kernels == "samebits":
+            lines += kernels.lines(llm)
         return cls(command.config, model, command.device, llm, facts, lines)
 
     def describe(self) -> tuple[dict[str, str | int | float | bool | None], list[str]]:
