@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.server.cli import collect, gate, jobs, pool, serve, show, skill
+from samebits.server.cli import collect, gate, jobs, pool, propose, review, rl, serve, show, skill
 from samebits.server.jobs import launch
 from samebits.server.jobs.start import start
 from samebits.tools.schema import reader
@@ -202,6 +202,10 @@ def demo(
 
 app.command()(serve.serve)
 app.command()(gate.gate)
+app.command()(rl.rl)
+app.command()(propose.propose)
+app.command()(review.review)
+app.command()(propose.apply)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(pool.app, name="pool")
 app.command()(collect.gc)

@@ -10,12 +10,15 @@ from samebits.server.jobs.slots import Need, gpu_count, need_of
 from samebits.tools.schema import reader
 from samebits.tools.schema.base import Model
 from samebits.tools.schema.experiment import Pool as Settings
+from samebits.tools.schema.requests import ApplyRequest, ProposeRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.tools.schema.requests import Request
 
+AT_HOME = (ProposeRequest, ApplyRequest)
+"""Never sent to another machine."""
 SECRET = re.compile(r"(^|_)(TOKENS?|SECRETS?|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|KEY)(_|$)", re.IGNORECASE)
 RAY_FILE = "ray.json"
 """In the job folder of a job for Ray: its order, for the submitter."""
@@ -53,7 +56,9 @@ def settings_of(request: Request, project: Path) -> Settings:
     if experiment is not None:
         found: Settings = experiment.pool
         return found
-    return reader.read(project).pool if (project / reader.NAME).is_file() else Settings()
+    found = reader.read(project).pool if (project / reader.NAME).is_file() else Settings()
+    # The user's repository and the person's decision are on this machine.
+    return found.model_copy(update={"backend": "embedded"}) if isinstance(request, AT_HOME) else found
 
 
 def order_of(

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.tools.schema.errors import UserError
-from samebits.tools.schema.requests import InspectRequest
+from samebits.tools.schema.requests import ApplyRequest, InspectRequest, ProposeRequest
 
 if TYPE_CHECKING:
     from samebits.tools.schema.requests import Request
 
 LOCKS_VARIABLE = "SAMEBITS_LOCKS"
 CPU, LOOK = "cpu", "look"
-"""The CPU's slot, and that of jobs that only look at what is installed."""
+"""The CPU's slot, and that of short jobs, which only look at what is there: none waits for a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def need_of(request: Request, available: tuple[str, ...]) -> Need:
     Raises:
         UserError: more GPUs than there are.
     """
-    if isinstance(request, InspectRequest):
+    if isinstance(request, InspectRequest | ProposeRequest | ApplyRequest):
         return Need(slot=LOOK)
     experiment = getattr(request, "experiment", None)
     device = experiment.device if experiment is not None else getattr(request, "device", "auto")

@@ -122,6 +122,8 @@ WORDS = {
     "samebits diff": "diff_ops",
     "samebits minimize": "minimize_repro",
     "samebits build": "build_kernel",
+    "samebits propose": "propose_change",
+    "samebits apply": "apply_change",
     "samebits gate": "run_regression",
     "--config": "config",
     "--set ": "overrides: ",
@@ -153,6 +155,7 @@ def _failure(row: Row, outcome: Outcome, log: str) -> str:
         "user": "cannot run as asked",
         "side_died": "lost a side",
         "resource": "ran out of a resource",
+        "node_lost": "lost its node",
         "internal": "failed",
     }
     said = for_tools(clean(outcome.message, SUMMARY_CHARS))

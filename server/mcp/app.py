@@ -14,7 +14,7 @@ from samebits.server.jobs.index import Index
 from samebits.server.jobs.pool import Pool
 from samebits.server.jobs.slots import Slots, default_folder, gpus
 from samebits.server.jobs.sweep import sweep
-from samebits.server.mcp import job_tools, prompts, resources, verbs
+from samebits.server.mcp import job_tools, prompts, proposals, resources, verbs
 from samebits.server.mcp.context import PATIENCE_S, App
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from samebits.server.mcp.roots import Roots
 
 JOBS = ".samebits/jobs"
+UNSAID = {"title", "default", "additionalProperties", "required"}
 INSTRUCTIONS = Path(__file__).with_name("texts") / "instructions.md"
 
 
@@ -38,8 +39,8 @@ class Samebits(MCPServer[App]):
                 update={
                     "description": " ".join((tool.description or "").split()),
                     "input_schema": bare(tool.input_schema, {"title"}),
-                    # An answer always holds every field: its defaults say nothing.
-                    "output_schema": bare(tool.output_schema, {"title", "default"}),
+                    # An answer always holds every field and no other: neither needs saying eleven times.
+                    "output_schema": bare(tool.output_schema, UNSAID),
                 }
             )
             for tool in await super().list_tools()
@@ -100,6 +101,7 @@ def make_server(
         log_level="WARNING",
     )
     verbs.register(server, read_only=read_only)
+    proposals.register(server, read_only=read_only)
     job_tools.register(server, read_only=read_only)
     resources.register(server)
     prompts.register(server)

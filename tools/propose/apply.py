@@ -1,5 +1,5 @@
-"""`samebits apply`: writes what a person approved to a new branch or a patch file. The work tree and the index are never
-touched, and nothing that anybody wrote down is believed: every digest is computed again.
+"""`samebits apply`: writes what a person approved to a new branch or a patch file. The work tree and the index are
+never touched, and nothing that anybody wrote down is believed: every digest is computed again.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def write_branch(proposal: Proposal, review: ReviewManifest, repository: Reposit
         assert tree == manifest.tree
         commit = scratch.line(
             "commit-tree", "--no-gpg-sign", "-p", manifest.base, tree, given=message(proposal, review).encode(),
-            **identity(repository, review),
+            env=identity(repository, review),
         )  # fmt: skip
     try:
         repository.run("update-ref", "--no-deref", "-m", "samebits apply", reference, commit, "")
@@ -200,7 +200,7 @@ def identity(repository: Repository, review: ReviewManifest) -> dict[str, str]:
     stamp = f"{int(review.time)} +0000"
     found = {"GIT_AUTHOR_DATE": stamp, "GIT_COMMITTER_DATE": stamp}
     try:
-        repository.run("var", "GIT_COMMITTER_IDENT", **found)
+        repository.run("var", "GIT_COMMITTER_IDENT", env=found)
         repository.line("config", "user.email")
     except GitError:
         for role in ("AUTHOR", "COMMITTER"):
@@ -221,4 +221,3 @@ def _is_branch_name(repository: Repository, branch: str) -> bool:
         return repository.line("check-ref-format", "--branch", branch) == branch
     except GitError:
         return False
-

@@ -79,7 +79,7 @@ CALLS: dict[tuple[str, str], Callable[[Tensors, Mapping[str, Any]], tuple[Args, 
     ("embedding", "embedding"): embedding,
     ("logprob", "logprob"): logprob,
 }
-"""(kind of the repro, operator of the candidate) -> the operator's arguments, and which of them have a row per token."""
+"""(kind of the repro, operator of the candidate) -> the operator's arguments, and which have a row per token."""
 
 
 def outputs(run: Callable[..., Any], args: Args) -> list[torch.Tensor]:
@@ -135,7 +135,9 @@ def answer(order: dict[str, str], place: Path) -> ReproRun:
         with torch.no_grad():
             return compare(run, {name: _on(value, device) for name, value in args.items()}, rows)
     except Exception as error:  # whatever the candidate raises is the answer
-        return ReproRun(status="not_run", words=f"the candidate cannot run on it: {type(error).__name__}: {error}"[:500])
+        return ReproRun(
+            status="not_run", words=f"the candidate cannot run on it: {type(error).__name__}: {error}"[:500]
+        )
 
 
 def _on(value: Any, device: str) -> Any:

@@ -41,7 +41,7 @@ class Repository:
     top: Path
     extra: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self, *arguments: str, given: bytes = b"", **variables: str) -> bytes:
+    def run(self, *arguments: str, given: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
         """One command's standard output.
 
         Raises:
@@ -62,7 +62,7 @@ class Repository:
                 capture_output=True,
                 timeout=LIMIT_S,
                 check=False,
-                env=inherited | fixed | dict(self.extra) | variables,
+                env=inherited | fixed | dict(self.extra) | dict(env or {}),
             )
         except FileNotFoundError as error:
             raise UserError("git", "not installed here", "install git") from error
@@ -72,9 +72,9 @@ class Repository:
             raise GitError(done.stderr.decode(errors="replace").strip() or f"git {arguments[0]}: {done.returncode}")
         return done.stdout
 
-    def line(self, *arguments: str, given: bytes = b"", **variables: str) -> str:
+    def line(self, *arguments: str, given: bytes = b"", env: Mapping[str, str] | None = None) -> str:
         """Output that is one line."""
-        return self.run(*arguments, given=given, **variables).decode().strip()
+        return self.run(*arguments, given=given, env=env).decode().strip()
 
     @contextmanager
     def scratch(self, *, keep_objects: bool = False) -> Iterator[Repository]:

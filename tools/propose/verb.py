@@ -76,7 +76,11 @@ def candidate_of(request: ProposeRequest) -> Candidate:
 
 
 def manifest_of(
-    request: ProposeRequest, candidate: Candidate, change: Change, made_from: dict[str, str], repro: ReproEvidence | None
+    request: ProposeRequest,
+    candidate: Candidate,
+    change: Change,
+    made_from: dict[str, str],
+    repro: ReproEvidence | None,
 ) -> ProposalManifest:
     """All that the proposal is bound to."""
     return ProposalManifest(
@@ -119,8 +123,9 @@ def result_of(manifest: ProposalManifest, gate: CandidateGate, job: str) -> Resu
         rows.append({"what": "time", "name": timing.evidence})
     left = f" Not part of it: {', '.join(manifest.left_out)}." if manifest.left_out else ""
     summary = (
-        f"{manifest.candidate} for {manifest.operator}, {len(manifest.paths)} files against commit {manifest.base[:12]}; "
-        f"patch sha256 {manifest.patch}.{left} It waits for a person: nothing is applied before one approved this patch."
+        f"{manifest.candidate} for {manifest.operator}, {len(manifest.paths)} files against commit "
+        f"{manifest.base[:12]}; patch sha256 {manifest.patch}.{left} It waits for a person: nothing is applied before "
+        "one approved this patch."
     )
     following = (
         f"ask the person to run `samebits review` in a terminal of their own and decide on {job}/proposal; then "

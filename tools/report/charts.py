@@ -98,3 +98,28 @@ def ulps(series: Sequence[tuple[str, str, Sequence[int]]], label: str) -> str:
                         f'<text x="{x + width / 2:.1f}" y="{base - height - 3:.1f}" text-anchor="middle">{count}</text>'
                     )
     return _frame(body, label)
+
+
+def ratios(rows: Sequence[tuple[str, float, str]], label: str) -> str:
+    """Bars to either side of 1 on a logarithmic scale, each below its name: (name, ratio, text at the end)."""
+    pitch, head, text_width = 40, 24, 170
+    widest = max([1.0, *(abs(math.log2(ratio)) for _, ratio, _ in rows if ratio > 0)])
+    middle = (WIDTH - text_width) / 2
+    unit, height = (middle - 24) / widest, head + pitch * len(rows) + 4
+    body = []
+    for power in range(-math.floor(widest), math.floor(widest) + 1):
+        x, css = middle + power * unit, "axis" if power == 0 else "grid"
+        name = f"{2**power}\u00d7" if power >= 0 else f"1/{2**-power}\u00d7"
+        body.append(f'<line class="{css}" x1="{x:.1f}" y1="{head - 6}" x2="{x:.1f}" y2="{height - 4}"/>')
+        body.append(f'<text x="{x:.1f}" y="{head - 10}" text-anchor="middle">{name}</text>')
+    for number, (name, ratio, text) in enumerate(rows):
+        y = head + number * pitch
+        end = middle + math.log2(ratio) * unit if ratio > 0 else 24.0
+        left, width = min(middle, end), max(abs(end - middle), 1.5)
+        body.append(f'<text class="name" x="24" y="{y + 11}">{escape(name)}</text>')
+        body.append(
+            f'<rect class="{"gain" if ratio >= 1 else "loss"}" x="{left:.1f}" y="{y + 17}" width="{width:.1f}" '
+            f'height="12"><title>{escape(name)}: {ratio:.3f}</title></rect>'
+        )
+        body.append(f'<text x="{WIDTH - text_width}" y="{y + 27}">{ratio:.2f}\u00d7  {escape(text)}</text>')
+    return _frame(body, label, height)

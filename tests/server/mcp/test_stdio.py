@@ -33,7 +33,7 @@ def serving(folder: Path, *options: str) -> StdioServerParameters:
 @pytest.mark.parametrize("era", ["legacy", "auto"])
 async def test_both_eras_work_over_stdio_though_a_worker_prints_protocol(era: Any, project: Path, doing: Any) -> None:
     async with Client(serving(project), mode=era) as client:
-        assert len((await client.list_tools()).tools) == 9
+        assert len((await client.list_tools()).tools) == 11
         answer = (await client.call_tool("measure_gap", doing("print"))).structured_content
         assert answer["verdict"] == "equal"
         listing = (await client.call_tool("wait_job", {})).structured_content

@@ -21,6 +21,8 @@ TOOLS = {
     "diff_ops",
     "minimize_repro",
     "build_kernel",
+    "propose_change",
+    "apply_change",
     "run_regression",
     "wait_job",
     "cancel_job",

@@ -1,0 +1,89 @@
+"""`samebits propose` and `samebits apply`: what is proposed, and what a person approved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samebits.server.cli import show
+from samebits.server.jobs import launch
+from samebits.server.jobs.order import settings_of
+from samebits.tools.schema import reader
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.requests import ApplyRequest, ProposeRequest
+
+JOBS = Path(".samebits/jobs")
+SIDES = {"both": ("rollout", "trainer"), "rollout": ("rollout",), "trainer": ("trainer",)}
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Job folder to make.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
+
+
+def propose(
+    candidate: Annotated[Path, typer.Argument(help="Candidate folder, inside your git repository.")],
+    gate: Annotated[Path, typer.Option(help="What `samebits build` made of it: artifact, job folder or job id.")],
+    repro: Annotated[
+        Path | None, typer.Option(help="What `samebits minimize` made: the repro this kernel answers.")
+    ] = None,
+    config: Annotated[Path, typer.Option("--config", "-c", help="Experiment file, or its folder.")] = Path(),
+    sides: Annotated[str, typer.Option(help="Whose kernels line names it: both, rollout or trainer.")] = "both",
+    why: Annotated[str, typer.Option(help="A few words to the reviewer.")] = "",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Make a patch of a candidate that passed its gate, with its evidence, for a person to review."""
+    if sides not in SIDES:
+        raise UserError(f"--sides {sides}", "not a choice", "say both, rollout or trainer")
+    request = ProposeRequest.model_validate(
+        {
+            "candidate": str(candidate.absolute()),
+            "gate": str(artifact(gate, "candidate-gate")),
+            "repro": str(artifact(repro, "repro")) if repro else "",
+            "config": str(experiment_file(config)),
+            "sides": SIDES[sides],
+            "why": why,
+        }
+    )
+    _execute(request, out, as_json)
+
+
+def apply(
+    proposal: Annotated[Path, typer.Argument(help="What `samebits propose` made: artifact, job folder or job id.")],
+    patch: Annotated[str, typer.Option(help="Beginning of the sha256 of the patch that is meant.")] = "",
+    to: Annotated[str, typer.Option(help="branch, or patch for a file in the job's folder.")] = "branch",
+    branch: Annotated[str, typer.Option(help="Name of the new branch.")] = "",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Write what a person approved to a new branch or a patch file; never to the work tree."""
+    request = ApplyRequest.model_validate(
+        {"proposal": str(artifact(proposal, "proposal")), "patch": patch, "to": to, "branch": branch}
+    )
+    _execute(request, out, as_json)
+
+
+def artifact(given: Path, name: str) -> Path:
+    """The artifact itself, or the one in a job's folder, or in the job of that id, or JOB/NAME below the jobs."""
+    for path in (given, given / name, JOBS / given, JOBS / given / name):
+        if (path / "manifest.json").is_file():
+            return path.resolve()
+    return given.absolute()
+
+
+def experiment_file(config: Path) -> Path:
+    """samebits.toml itself, without following links: a linked one is refused later.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = config / reader.NAME if config.is_dir() else config
+    if not path.is_file():
+        raise UserError(str(path), "no experiment file here", "run `samebits init`, or give --config")
+    return path.absolute()
+
+
+def _execute(request: ProposeRequest | ApplyRequest, out: Path | None, as_json: bool) -> None:
+    folder = (out or launch.new_folder(JOBS, request.kind)).resolve()
+    running = launch.start(request, folder, python=settings_of(request, Path()).worker_python)
+    raise typer.Exit(show.finish(show.follow(running, quiet=as_json), running, as_json=as_json))

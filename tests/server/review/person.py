@@ -1,0 +1,126 @@
+"""A person at a terminal: `samebits review` on a pseudo-terminal that nobody else reads, and the page in a browser.
+
+For tests elsewhere: `with Person(project) as person: person.decide_on_page("JOB/proposal", "approved", "note")`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+COMMAND = [sys.executable, "-m", "samebits.server.cli.main", "review"]
+WAIT_S = 30.0
+
+
+def helper(name: str) -> ModuleType:
+    """A module beside this file; tests/ is no package."""
+    spec = importlib.util.spec_from_file_location(f"samebits_review_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Person:
+    """`samebits review` as a person runs it, in a terminal of its own.
+
+    Args:
+        project: the project's folder.
+        arguments: of the command.
+        env: further variables, for example XDG_STATE_HOME.
+    """
+
+    def __init__(self, project: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.screen, terminal = pty.openpty()
+
+        def own_terminal() -> None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments], cwd=project, env=dict(os.environ) | (env or {}), stdin=terminal, stdout=terminal,
+            stderr=terminal, start_new_session=True, preexec_fn=own_terminal,
+        )  # fmt: skip
+        os.close(terminal)
+        self.seen = ""
+
+    def read_until(self, pattern: str) -> re.Match[str]:
+        """What the terminal shows, up to a pattern."""
+        until = time.monotonic() + WAIT_S
+        while (found := re.search(pattern, self.seen)) is None:
+            ready, _, _ = select.select([self.screen], [], [], max(0.0, until - time.monotonic()))
+            assert ready, f"never shown: {pattern}\n{self.seen}"
+            try:
+                data = os.read(self.screen, 1 << 16)
+            except OSError:
+                data = b""
+            assert data, f"ended without showing {pattern}\n{self.seen}"
+            self.seen += data.decode(errors="replace").replace("\r\n", "\n")
+        return found
+
+    def type(self, line: str) -> None:
+        """A line and the return key."""
+        os.write(self.screen, line.encode() + b"\r")
+
+    def address_and_code(self) -> tuple[str, str]:
+        """What stands in the terminal."""
+        address = self.read_until(r"open (http://\S+)\s")[1]
+        return address, self.read_until(r"code: (\S+)\s")[1]
+
+    def enter(self, browser: Any) -> str:
+        """Open the page in a browser and type the code; returns the page's address without its path."""
+        address, code = self.address_and_code()
+        browser.open(address)
+        browser.until("document.activeElement && document.activeElement.id == 'code'")
+        browser.type(code.lower())
+        browser.leave("button.primary")
+        return "/".join(address.split("/")[:3])
+
+    def decide_on_page(self, id: str, decision: str, note: str = "") -> None:
+        """Open a proposal on the page and press the button."""
+        with helper("browser").Browser() as browser:
+            base = self.enter(browser)
+            browser.open(f"{base}/proposal/{id}")
+            browser.click("#note")
+            browser.type(note)
+            browser.leave(f"button[value={decision}]")
+            assert browser.value("document.querySelector('[role=status]').innerText").lower().startswith(decision)
+
+    def end(self) -> int:
+        """Ctrl-C, and the exit code."""
+        if self.process.poll() is None:
+            os.write(self.screen, b"\x03")
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code, the terminal read meanwhile."""
+        until = time.monotonic() + WAIT_S
+        while self.process.poll() is None:
+            assert time.monotonic() < until, self.seen
+            if select.select([self.screen], [], [], 0.1)[0]:
+                with suppress(OSError):
+                    self.seen += os.read(self.screen, 1 << 16).decode(errors="replace").replace("\r\n", "\n")
+        return self.process.returncode
+
+    def __enter__(self) -> Person:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        os.close(self.screen)

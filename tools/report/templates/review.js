@@ -1,0 +1,34 @@
+"use strict";
+// Keys only move about; deciding is always a button.
+const stops = [...document.querySelectorAll(".hunk")];
+const note = document.getElementById("note");
+let at = -1;
+
+function go(step) {
+  if (!stops.length) return;
+  at = Math.min(stops.length - 1, Math.max(0, at + step));
+  stops[at].focus({ preventScroll: true });
+  stops[at].closest("article").scrollIntoView({ block: "start" });
+  if (stops[at].getBoundingClientRect().top > window.innerHeight * 0.6) stops[at].scrollIntoView({ block: "center" });
+}
+
+const places = { g: "gate", r: "repro", s: "time" };
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target === note) {
+    if (event.key === "Escape") note.blur();
+    return;
+  }
+  if (event.key === "n") go(1);
+  else if (event.key === "p") go(-1);
+  else if (event.key === "d") note.focus();
+  else if (places[event.key]) document.getElementById(places[event.key]).scrollIntoView({ block: "start" });
+  else return;
+  event.preventDefault();
+});
+
+function grow() {
+  note.rows = Math.min(6, Math.max(1, note.value.split("\n").length));
+}
+note.addEventListener("input", grow);
+grow();
