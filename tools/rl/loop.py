@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from samebits.tools.schema.artifacts.gap import GapStats
     from samebits.tools.schema.experiment import Experiment, Rl
     from samebits.tools.sides.protocol import RolloutData
-    from samebits.tools.sides.vllm.live import Head, LiveEngine
+    from samebits.tools.sides.vllm.live import Drawn, Head, LiveEngine
 
     Tell = Callable[[StepLine], None]
 
@@ -144,12 +144,11 @@ class Loop:
         prompts = [prompt for prompt in asked for _ in range(settings.group)]
         seeds = sampling_seeds(len(prompts), self.seed, self.drawn)
         top = settings.top if settings.correction == "centering" else 0
-        data, head = self.engine.sample(
+        drawn = self.engine.sample(
             prompts, seeds, new_tokens=self.task.new_tokens, temperature=self.temperature, top=top
         )
         self.drawn += 1
-        rewards = [self.task.reward(sequence.prompt, sequence.sampled) for sequence in data.sequences]
-        return Sampled(data, torch.tensor(rewards), head)
+        return rewarded(drawn, self.task)
 
     def _check(self, data: RolloutData, trainer_N: torch.Tensor) -> GapStats:
         return self.guard.check(
@@ -175,6 +174,12 @@ class Loop:
             total.update(batch.data.logprob_N.numpy().tobytes())
         total.update(trainer_N.numpy().tobytes())
         return total.hexdigest()[:32]
+
+
+def rewarded(drawn: Drawn, task: Sort) -> Sampled:
+    """The batch with its rewards."""
+    rewards = [task.reward(sequence.prompt, sequence.sampled) for sequence in drawn.data.sequences]
+    return Sampled(drawn.data, torch.tensor(rewards), drawn.head)
 
 
 def learn(policy: Policy, batch: Sampled, trainer_N: torch.Tensor, settings: Rl) -> tuple[corrections.Weights, float]:

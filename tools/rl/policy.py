@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.tools.schema.experiment import Rl, Trainer
-    from samebits.tools.sides.protocol import RolloutData, Sequence
+    from samebits.tools.sides.protocol import RolloutData
     from samebits.tools.sides.vllm.live import Head
 
 
@@ -51,6 +51,8 @@ class Policy:
     clip: float
     patched: Any = None
     """What patch_trainer returned; None: stock transformers."""
+    first: int = 0
+    """Sequence of the batch with which the pass that is running begins."""
 
     @classmethod
     def load(cls, folder: Path, config: Trainer, device: str, settings: Rl) -> Policy:
@@ -107,8 +109,10 @@ class Policy:
 
     def _passes(self, data: RolloutData) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor | None]]:
         """(place among all sampled tokens, their logprobs, their logits where the stock model made them)."""
-        at = 0
-        for few in _micro_batches(data.sequences, 1 if self.side.layout == "single" else self.side.micro_batch):
+        at, size = 0, 1 if self.side.layout == "single" else self.side.micro_batch
+        for first in range(0, len(data.sequences), size):
+            few = data.sequences[first : first + size]
+            self.first = first
             logits_RV = None
             if self.patched is not None:
                 lp_R = self.patched.score(
@@ -181,11 +185,6 @@ class Policy:
                 own.copy_(stored)
         self.optimizer.load_state_dict(state["optimizer"])
         self._publish()
-
-
-def _micro_batches(sequences: list[Sequence], size: int) -> Iterator[list[Sequence]]:
-    for first in range(0, len(sequences), size):
-        yield sequences[first : first + size]
 
 
 def _centering(logits_RV: torch.Tensor, place: slice, temperature: float, centered: Centered) -> torch.Tensor:

@@ -40,13 +40,13 @@ class Sort:
         return hits / max(len(right), len(sampled))
 
 
-def draw(task: Sort, count: int, *seed: int) -> list[list[int]]:
+def draw(task: Sort, count: int, *seed: int | str) -> list[list[int]]:
     """`count` prompts from a seed of their own: what was drawn before changes nothing."""
     generator = random.Random("/".join(map(str, seed)))
     return [task.prompt(generator) for _ in range(count)]
 
 
-def sampling_seeds(count: int, *seed: int) -> list[int]:
+def sampling_seeds(count: int, *seed: int | str) -> list[int]:
     """One seed per request."""
     generator = random.Random("sample/" + "/".join(map(str, seed)))
     return [generator.randrange(1 << 31) for _ in range(count)]

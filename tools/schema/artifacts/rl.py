@@ -82,6 +82,17 @@ class CorrectionRow(Model):
     note: str = ""
 
 
+class Compared(Model):
+    """Every correction on the same rollouts."""
+
+    rows: tuple[CorrectionRow, ...]
+    mismatch: GapStats
+    """Stock trainer against the rollouts, all batches."""
+    truth: GapStats
+    """Exact trainer against the same rollouts."""
+    notes: tuple[str, ...]
+
+
 class RlReport(Manifest):
     """report.html is the page; plots are SVG files; metrics of every run lie in metrics-ARM-LAG.jsonl."""
 
@@ -91,12 +102,8 @@ class RlReport(Manifest):
     setting: str
     """The loop in words: task, sizes, rate, correction."""
     runs: tuple[Run, ...] = ()
-    corrections: tuple[CorrectionRow, ...] = ()
-    mismatch: GapStats | None = None
-    """Corrections: stock trainer against the rollouts, all batches."""
-    truth: GapStats | None = None
-    """Corrections: exact trainer against the same rollouts."""
-    notes: tuple[str, ...] = ()
+    compared: Compared | None = None
+    """What was asked for with corrections."""
     sides: dict[str, tuple[str, ...]]
     """What really ran, by arm."""
     seconds: float

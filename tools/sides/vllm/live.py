@@ -1,6 +1,7 @@
 """The engine as a training loop uses it: prompts and seeds in, tokens and logprobs out. Nothing in it is hooked.
 
-Legend: S sequences, N sampled tokens in all, K tokens of the head of the distribution at one position.
+Legend: N sampled tokens in all, K tokens of the head of the distribution at one position, M fed tokens of all
+sequences, L routed layers, R experts per token.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.protocol import RolloutData, Sequence
-from samebits.tools.sides.vllm import engine, hooks
+from samebits.tools.sides.vllm import engine, hooks, routing
 from samebits.tools.sides.vllm import weights as worker_weights
 from samebits.tools.sides.vllm.batch import request_id
 from samebits.tools.sides.vllm.push import expected_views, missing
@@ -30,6 +31,25 @@ class Head:
     """int64."""
     logprob_NK: torch.Tensor
     """float32, nats."""
+
+
+@dataclass(slots=True)
+class Drawn:
+    """One batch of answers."""
+
+    data: RolloutData
+    head: Head | None = None
+    routing: Routing | None = None
+
+
+@dataclass(slots=True)
+class Routing:
+    """The experts of every fed token."""
+
+    id_MLR: torch.Tensor
+    """int64; M: the fed tokens of every sequence one after the other."""
+    source: str
+    """In words."""
 
 
 @dataclass(slots=True)
@@ -63,15 +83,23 @@ class LiveEngine:
         return cls(llm, device, tuple(describe(llm, installed, config)[1]))
 
     def sample(
-        self, prompts: list[list[int]], seeds: list[int], *, new_tokens: int, temperature: float, top: int = 0
-    ) -> tuple[RolloutData, Head | None]:
+        self,
+        prompts: list[list[int]],
+        seeds: list[int],
+        *,
+        new_tokens: int,
+        temperature: float,
+        top: int = 0,
+        routed: bool = False,
+    ) -> Drawn:
         """One answer per prompt, each drawn with its own seed, ended by the model's end token or by `new_tokens`.
 
         Args:
             top: how many logprobs per position to return too; 0: none.
+            routed: capture the experts of every token too (the engine must run eager and without prefix cache).
 
         Raises:
-            UserError: a prompt that leaves no room for `new_tokens`.
+            UserError: a prompt that leaves no room for `new_tokens`; experts that could not be captured whole.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -101,6 +129,7 @@ class LiveEngine:
             )
             for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
         ]
+        layers = self.llm.collective_rpc(routing.watch, args=(prompts,))[0] if routed else 0
         done = engine.drive(self.llm, jobs, None, whole_prompts=self.device == "cpu")
         outputs = [done[job.name] for job in jobs]
         values = [value for output in outputs for value in engine.sampled_logprobs(output)]
@@ -111,7 +140,11 @@ class LiveEngine:
             temperature=temperature,
             weight_version=self.version,
         )
-        return data, _head(outputs, top) if top else None
+        drawn = Drawn(data, _head(outputs, top) if top else None)
+        if routed:
+            captured = routing.by_row(self.llm.collective_rpc(routing.noted)[0], data, layers)
+            drawn.routing = Routing(captured, routing.same(captured, routing.returned(outputs)))
+        return drawn
 
     def check_holds(self, state: Mapping[str, torch.Tensor], name: str) -> None:
         """Read every weight back and compare its bits with what was pushed.
