@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.tools.capture.passes import rows_of
-from samebits.tools.diff.digest import digest_tap, digest_whole, to_hex
+from samebits.tools.diff.digest import digest_taps, digest_whole, to_hex
 from samebits.tools.schema.artifacts.base import Environment
 from samebits.tools.schema.artifacts.capture import CaptureManifest, Tap
 from samebits.tools.store import artifact
@@ -81,6 +81,15 @@ class Merged:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     differing: list[str] = field(default_factory=list)
     untapped: dict[str, str] = field(default_factory=dict)
+    _rowed: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Row digests by the place in `taps`, where the digest of the tap is still to come."""
+
+    def finish(self) -> tuple[Tap, ...]:
+        """The taps, with the digests of those that have rows, taken all together."""
+        digests = digest_taps(list(self._rowed.values()))
+        for number, digest in zip(self._rowed, digests, strict=True):
+            self.taps[number] = self.taps[number].model_copy(update={"digest": to_hex(digest)[0]})
+        return tuple(self.taps)
 
     def add(self, entry: Entry) -> None:
         """Merge one site over its passes."""
@@ -121,7 +130,7 @@ class Merged:
         if bool((digests_K2[rows.again] != digests_K2[rows.first]).any()):
             self.differing.append(str(entry.site))
         digests_U2 = digests_K2[rows.pick_U]
-        self.tensors[f"digest.{number}"] = digests_U2
+        self.tensors[f"digest.{number}"] = self._rowed[number] = digests_U2
         widths = {chunk.columns for chunk in chunks}
         stored = all(chunk.value is not None for chunk in chunks) and len(widths) == 1
         if len(widths) > 1:
@@ -144,7 +153,7 @@ class Merged:
                 rowset=rows.number,
                 rows=len(rows.keys_U),
                 stored=stored,
-                digest=to_hex(digest_tap(digests_U2))[0],
+                digest="",
                 producer=entry.producer,
             )
         )
@@ -210,7 +219,7 @@ def write(
     manifest = CaptureManifest(
         role=recorder.role,
         plan=plan,
-        taps=tuple(merged.taps),
+        taps=merged.finish(),
         tokens=len(unique),
         passes=recorder.counts.passes,
         recomputed=len(keys) - len(unique),
