@@ -5,7 +5,8 @@ Legend: see operators.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,31 +24,36 @@ from samebits.kernels.ops.rms_norm.op import rms_norm
 from samebits.kernels.ops.rotary import op as rotary_op
 from samebits.kernels.ops.silu_mul.op import silu_mul
 
+Operation = Callable[..., Any]
+"""An operator of kernels/ops, or what is called in its place."""
 DTYPES = {"cpu": (torch.bfloat16, torch.float16, torch.float32), "cuda": (torch.bfloat16, torch.float16)}
 """Dtypes of the table per device. float32 products on CUDA exist, untuned, and no engine was run with them."""
 
 
 def norm(
-    x_TD: torch.Tensor, residual_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
+    operator: Operation, x_TD: torch.Tensor, residual_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The norm of x, or of the float32 sum of x and the residual."""
     if residual_TD is None:
-        return rms_norm(x_TD, weight_D, eps), None
-    y_TD, sum_TD = rms_norm(x_TD, weight_D, eps, residual_TD)
+        return operator(x_TD, weight_D, eps), None
+    y_TD, sum_TD = operator(x_TD, weight_D, eps, residual_TD)
     return y_TD, sum_TD
 
 
-def attention(q_THE: torch.Tensor, k_TGE: torch.Tensor, v_TGE: torch.Tensor, scale: float, pack: Pack) -> torch.Tensor:
+def attention(
+    operator: Operation, q_THE: torch.Tensor, k_TGE: torch.Tensor, v_TGE: torch.Tensor, scale: float, pack: Pack
+) -> torch.Tensor:
     """The arithmetic of the paged operator over whole sequences."""
     starts = pack.plans.get("samebits.cu_seqlens")
     if starts is None:
         starts = pack.plans["samebits.cu_seqlens"] = pack.cu_seqlens(q_THE.device)
-    return attention_varlen(q_THE, k_TGE, v_TGE, starts, max(pack.lengths), scale)
+    out: torch.Tensor = operator(q_THE, k_TGE, v_TGE, starts, max(pack.lengths), scale)
+    return out
 
 
-def embedding(ids: torch.Tensor, weight_VD: torch.Tensor, padding: int | None) -> torch.Tensor:
+def embedding(operator: Operation, ids: torch.Tensor, weight_VD: torch.Tensor, padding: int | None) -> torch.Tensor:
     """Rows of the table; the padding row gets no gradient, as in torch."""
-    out = embedding_op.embedding(ids, weight_VD)
+    out: torch.Tensor = operator(ids, weight_VD)
     return out if padding is None else torch.where((ids == padding)[..., None], out.detach(), out)
 
 
@@ -56,17 +62,14 @@ def logprob(logits_MV: torch.Tensor, token_M: torch.Tensor, temperature: float) 
     return logprob_op.logprob(logits_MV, token_M, temperature if temperature else None)
 
 
-def rotary(theta: float) -> Callable[..., Any]:
+def rotary(
+    operator: Operation, theta: float, q_THE: torch.Tensor, k_TGE: torch.Tensor, table_PE: torch.Tensor, pack: Pack
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The rotation by samebits' own table: the trainer's and the engine's differ in last bits."""
-
-    def run(
-        q_THE: torch.Tensor, k_TGE: torch.Tensor, table_PE: torch.Tensor, pack: Pack
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        positions, width = table_PE.shape
-        own_PE = rotary_table(theta, width, positions, table_PE.dtype, table_PE.device)
-        return rotary_op.rotary(q_THE, k_TGE, pack.position_T, own_PE)
-
-    return run
+    positions, width = table_PE.shape
+    own_PE = rotary_table(theta, width, positions, table_PE.dtype, table_PE.device)
+    q, k = operator(q_THE, k_TGE, pack.position_T, own_PE)
+    return q, k
 
 
 def refused(*_: Any) -> Any:
@@ -105,16 +108,29 @@ def check(facts: Facts) -> None:
         raise PatchError("config.rope_parameters", "name no rope_theta", "only the default rotary embedding is covered")
 
 
-def table(facts: Facts) -> Table:
-    """Every role of a dense decoder."""
+def table(facts: Facts, instead: Mapping[str, Operation] | None = None) -> Table:
+    """Every role of a dense decoder.
+
+    Args:
+        instead: name of an operator of kernels/registry.py -> what is called in its place.
+    """
+    own: dict[str, Operation] = {
+        "embedding": embedding_op.embedding,
+        "rms_norm": rms_norm,
+        "rotary": rotary_op.rotary,
+        "attention_varlen": attention_varlen,
+        "linear": linear,
+        "silu_mul": silu_mul,
+    }
+    use = own | dict(instead or {})
     runs: dict[RoleName, tuple[str, Callable[..., Any]]] = {
-        "embedding": ("samebits::embedding", embedding),
-        "norm": ("samebits::rms_norm", norm),
-        "rotary": ("samebits::rotary", rotary(facts.rope_theta)),
-        "attention": ("samebits::attention_varlen", attention),
-        "linear": ("samebits::linear", linear),
-        "head": ("samebits::linear", linear),
-        "activation": ("samebits::silu_mul", silu_mul),
+        "embedding": ("samebits::embedding", partial(embedding, use["embedding"])),
+        "norm": ("samebits::rms_norm", partial(norm, use["rms_norm"])),
+        "rotary": ("samebits::rotary", partial(rotary, use["rotary"], facts.rope_theta)),
+        "attention": ("samebits::attention_varlen", partial(attention, use["attention_varlen"])),
+        "linear": ("samebits::linear", use["linear"]),
+        "head": ("samebits::linear", use["linear"]),
+        "activation": ("samebits::silu_mul", use["silu_mul"]),
         "router": ("none", refused),
         "experts": ("none", refused),
         "logprob": ("samebits::logprob", logprob),

@@ -91,3 +91,12 @@ def test_the_model_of_a_python_side_is_left_as_it_stands(tmp_path: Path) -> None
     read = reader.read(path)
     assert read.trainer.model == "seed-7"
     assert read.rollout.model == str(tmp_path / "m")
+
+
+def test_candidate_folders_are_taken_from_the_files_own_folder(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, '[rollout]\nkernels = "samebits"\n[trainer]\nkernels = ["kernels/turn", "/elsewhere/norm"]\n'
+    )
+    read = reader.read(path)
+    assert read.trainer.kernels == (str(tmp_path / "kernels/turn"), "/elsewhere/norm")
+    assert read.rollout.kernels == "samebits"

@@ -161,9 +161,21 @@ def _kernels(config: Trainer, model: str, device: Literal["cpu", "cuda"]) -> str
         raise UserError(
             "trainer.layout", '"padded" cannot be used with patched kernels', 'set layout = "packed" or "single"'
         )
-    if isinstance(config.kernels, str):
-        foresee(Path(model).expanduser(), config.kernels, config.dtype, device)
-    return f"{config.kernels!r} knows {_class(model)}"
+    table = config.kernels if isinstance(config.kernels, str) else "samebits"
+    foresee(Path(model).expanduser(), table, config.dtype, device)
+    if table == config.kernels:
+        return f"{table!r} knows {_class(model)}"
+    return f'{", ".join(map(_candidate, config.kernels))}; the table "samebits" for the rest knows {_class(model)}'
+
+
+def _candidate(folder: str) -> str:
+    from samebits.kernels.candidate import describe
+
+    try:
+        found = describe(Path(folder))
+    except ValueError as error:
+        raise UserError(f"candidate {folder}", str(error), "mend candidate.toml, and build it") from error
+    return f"candidate {found.name} {found.digest[:12]} for {found.operator}"
 
 
 def _class(model: str) -> str:

@@ -141,3 +141,10 @@ def _resolve(raw: dict[str, object], folder: Path, own: set[str]) -> None:
         part = raw.get(section)
         if section not in own and isinstance(part, dict) and isinstance(value := part.get(key), str) and value:
             part[key] = str((folder / Path(value).expanduser()).resolve())
+    for section in ("rollout", "trainer"):
+        part = raw.get(section)
+        if isinstance(part, dict) and isinstance(named := part.get("kernels"), list):
+            part["kernels"] = [
+                str((folder / Path(value).expanduser()).resolve()) if isinstance(value, str) else value
+                for value in named
+            ]

@@ -173,3 +173,17 @@ def test_the_verb_looks_in_a_child_and_puts_failing_rows_first(models: Callable[
     assert (result.verdict, result.exit_code) == ("unjudged", 2)
     assert result.rows[0]["check"] == "trainer model"
     assert "no such folder" in result.summary
+
+
+def test_candidates_are_looked_at_before_a_side_starts(models: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tmp_path / "turn"
+    folder.mkdir()
+    (folder / "kernel.py").write_text("def run(q, k, positions, cache): ...\n")
+    text = 'operator = "rotary"\nkind = "pytorch"\ndevices = ["cpu"]\n'
+    (folder / "candidate.toml").write_text(text)
+    asked = experiment(models(), trainer={"kernels": (str(folder),)})
+    rows = {row["check"]: row for row in look.look(asked)}
+    assert rows["trainer kernels"]["outcome"] == "ok"
+    assert rows["trainer kernels"]["detail"].startswith("candidate turn ")
+    (folder / "candidate.toml").write_text(text.replace("rotary", "rotor"))
+    assert "operator 'rotor' is unknown" in failing(asked)["trainer kernels"]

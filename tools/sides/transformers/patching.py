@@ -21,16 +21,11 @@ def install(module: Any, kernels: Kernels) -> Any:
     """
     from samebits.kernels.adapters.errors import PatchError
 
-    if not isinstance(kernels, str):
-        raise UserError(
-            "trainer.kernels",
-            "candidate folders cannot be put under a transformers side yet",
-            'use "vllm" or "samebits"',
-        )
     try:
+        from samebits.kernels.adapters.candidates import roles
         from samebits.kernels.adapters.transformers.engine import patch
 
-        return patch(module, kernels)
+        return patch(module, kernels if isinstance(kernels, str) else roles(kernels))
     except PatchError as error:
         raise UserError(error.thing, error.reason, error.next_step) from error
     except ImportError as error:
