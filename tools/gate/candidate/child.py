@@ -1,19 +1,19 @@
-"""The child process of a gate run: `python -m samebits.tools.gate.candidate.child JOB.json`.
+"""The judge of a gate run: `python -m samebits.tools.gate.candidate.child JOB.json`.
 
-Runs the legs in order, stops at the first red one, and appends one line per event to legs.jsonl. It holds the
-candidate's code, so its parent
-trusts nothing but those lines, kills it when a leg takes too long, and reads a death as a red leg.
+It draws the inputs, computes what is due, compares, and runs the legs in order until the first red one, appending one
+line per event to legs.jsonl. The candidate's code is never loaded here: it lives in a process of its own, in the
+sandbox, behind a Link. This process is one apart from the job's too, so that an operator of the library may bring its
+own mode (Triton's interpreter) and a leg that takes too long can be ended.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,9 +22,15 @@ from samebits.kernels.registry import operator
 from samebits.tools.gate.candidate.legs import builds, contained, contract_bits, paths_leg, repeat, rows_leg, sweep_leg
 from samebits.tools.gate.candidate.legs_graph import compiled, graphs, timing
 from samebits.tools.gate.candidate.legs_numeric import accuracy, gradient
+from samebits.tools.gate.candidate.link import Limits, start
 from samebits.tools.gate.candidate.plan import DTYPES, CannotRunError, Plan, RedError
+from samebits.tools.sandbox.enter import die_with_parent
+from samebits.tools.sandbox.view import view_of
 
-PR_SET_PDEATHSIG = 1
+if TYPE_CHECKING:
+    from samebits.tools.gate.candidate.link import Link
+
+PR_SET_CHILD_SUBREAPER = 36
 LEGS = {
     "builds": builds,
     "contained": contained,
@@ -41,17 +47,25 @@ LEGS = {
 }
 
 
-def plan_of(job: dict[str, Any]) -> Plan:
+def link_of(job: dict[str, Any]) -> Link:
+    """The process with the candidate, started."""
+    private = Path(job["private"])
+    (private / "build").mkdir(parents=True)
+    also = (Path(job["inside"]),) if job["inside"] else ()
+    view = view_of(private, also, cuda=job["device"] == "cuda")
+    return start(job, view, Limits(job["memory_bytes"]), Path(job["log"]), {})
+
+
+def plan_of(job: dict[str, Any], link: Link) -> Plan:
     """The plan of a job file."""
-    candidate = candidates.describe(Path(job["folder"])) if job["folder"] else None
     return Plan(
         operator(job["operator"]),
-        candidate,
+        candidates.describe(Path(job["inside"])) if job["inside"] else None,
         torch.device(job["device"]),
         job["interpreted"],
         tuple(DTYPES[d] for d in job["dtypes"]),
         tuple(job["shapes"]),
-        Path(job["build_folder"]),
+        link,
     )
 
 
@@ -81,30 +95,40 @@ def outcome_of(name: str, plan: Plan) -> dict[str, Any]:
     return {"status": "green", "evidence": evidence.text, "checked": evidence.checked, "numbers": evidence.numbers}
 
 
-def die_with_parent() -> None:
-    """End this process when its parent is gone: a candidate that hangs must not outlive its job."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def sandbox_of(link: Link) -> dict[str, Any]:
+    """What holds the candidate, as the report says it."""
+    held, box = link.box.held, link.box
+    found = {"kind": box.kind, "network": held.network, "files": held.files, "processes": held.processes}
+    return found | {"memory_mib": link.limits.memory_bytes >> 20, "why": box.why}
 
 
 def main() -> None:
-    """Entry point. The last line says that the child itself came to its end."""
+    """Entry point. The last line says that the judge itself came to its end."""
     die_with_parent()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     with Path(job["events"]).open("a", encoding="utf-8", buffering=1) as events:
 
         def tell(**event: Any) -> None:
             events.write(json.dumps(event) + "\n")
 
-        plan = plan_of(job)
-        for name in job["legs"]:
-            tell(leg=name, event="start")
-            start = time.monotonic()
-            outcome = outcome_of(name, plan)
-            tell(leg=name, event="end", seconds=time.monotonic() - start, outcome=outcome)
-            if outcome["status"] == "red":
-                break
-        tell(event="done")
+        link = link_of(job)
+        try:
+            tell(event="sandbox", sandbox=sandbox_of(link))
+            if job["required"] and not link.box.held.whole:
+                return
+            plan = plan_of(job, link)
+            for name in job["legs"]:
+                link.limit_s, link.deadline = job["limit_s"], time.monotonic() + job["limit_s"]
+                tell(leg=name, event="start")
+                start_s = time.monotonic()
+                outcome = outcome_of(name, plan)
+                tell(leg=name, event="end", seconds=time.monotonic() - start_s, outcome=outcome)
+                if outcome["status"] == "red":
+                    break
+            tell(event="done")
+        finally:
+            link.stop()
 
 
 if __name__ == "__main__":

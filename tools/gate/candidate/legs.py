@@ -2,67 +2,62 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.kernels import candidate as candidates
 from samebits.tools.gate.candidate.compare import Unequal, bits, element, first_difference, form_difference
-from samebits.tools.gate.candidate.guard import Guard, GuardedAllocations, unwritten
+from samebits.tools.gate.candidate.guard import unwritten
 from samebits.tools.gate.candidate.plan import CannotRunError, Evidence, Outputs, Plan, RedError
 
 if TYPE_CHECKING:
     from samebits.kernels.ops.rows import RowGroup
 
 REPEATS = 100
+FRESH = 3
 
 
 def builds(plan: Plan) -> Evidence:
     """The source loads, and one call gives outputs of the operator's form."""
-    if plan.candidate is None:
-        plan.run = (
-            plan.operator.op
-            if plan.device.type == "cuda" or not plan.interpreted
-            else plan.operator.module("triton").run
-        )
-    else:
-        try:
-            loaded = candidates.load(plan.candidate, plan.build_folder)
-        except (Exception, SystemExit) as error:
-            raise RedError(f"does not build: {type(error).__name__}: {str(error)[:1500]}") from error
-        plan.run, plan.backward = loaded.run, loaded.backward
+    plan.link.ask("load", "does not build")
     name, case = next(plan.cases())
     problem = form_difference(plan.call(case.args, name), plan.expected(case.args))
     if problem:
         raise RedError(f"{name}: {problem}")
+    nothing_left(plan, "when it was loaded and called once")
     return Evidence("loaded; the first call gives outputs of the operator's form", 1)
+
+
+def nothing_left(plan: Plan, when: str) -> None:
+    """Raise RedError when processes that the candidate started still run."""
+    if left := plan.link.left_behind():
+        raise RedError(f"left {left} process{'es' if left > 1 else ''} behind {when}: a kernel starts none")
 
 
 def contained(plan: Plan) -> Evidence:
     """Between guard bands: no write outside its outputs, no changed input, no element left unwritten, no output that is
-    an input.
+    an input. And no process is left behind.
     """
     checked = 0
     for name, case in plan.cases():
-        guard = Guard()
-        args = {k: guard.copy(v, f"input {k}") if isinstance(v, torch.Tensor) else v for k, v in case.args.items()}
-        with GuardedAllocations(guard):
-            got = plan.call(args, name)
-        if broken := guard.broken():
-            raise RedError(f"{name}: writes outside its output: {broken}")
-        for key, value in args.items():
-            if isinstance(value, torch.Tensor):
-                if first := first_difference((value,), (case.args[key],)):
-                    raise RedError(f"{name}: changes its input {key}", name, first)
-                if any(
-                    out.untyped_storage().data_ptr() == value.untyped_storage().data_ptr() and out.numel()
-                    for out in got
-                ):
-                    raise RedError(f"{name}: an output is a view of the input {key}; outputs must be new memory")
-        for i, out in enumerate(got):
+        found, _, answer = plan.link.ask_outputs("guarded", name, args=case.args)
+        inputs = [key for key, value in case.args.items() if isinstance(value, torch.Tensor)]
+        count = answer.get("count")
+        if answer.get("inputs") != inputs or count != len(found) - len(inputs):
+            raise RedError(f"{name}: its process answers out of turn")
+        if answer.get("broken"):
+            raise RedError(f"{name}: writes outside its output: {str(answer['broken'])[:300]}")
+        for key, after in zip(inputs, found[count:], strict=True):
+            if first := first_difference((after,), (case.args[key],)):
+                raise RedError(f"{name}: changes its input {key}", name, first)
+            if key in answer.get("shared", ()):
+                raise RedError(f"{name}: an output is a view of the input {key}; outputs must be new memory")
+        for i, out in enumerate(found[:count]):
             if left := unwritten(out):
                 raise RedError(f"{name}: {left} elements of output {i} were never written")
         checked += 1
+    nothing_left(plan, "by these calls")
     return Evidence(
         "inputs and own allocations stood between guard bands: all whole, inputs unchanged, every output written",
         checked,
@@ -100,7 +95,26 @@ def repeat(plan: Plan) -> Evidence:
         for i in range(1, REPEATS):
             same_bits(plan.call(args, text), first, text, f"call {i + 1} differs from call 1 with the same inputs")
             checked += 1
-    return Evidence(f"{REPEATS} equal calls for each dtype and shape", checked)
+        fresh_inputs(plan, shape, dtype, text)
+        checked += FRESH
+    return Evidence(
+        f"{REPEATS} equal calls for each dtype and shape; then {FRESH} on new inputs at the same addresses, with the "
+        "bits of the contract",
+        checked,
+    )
+
+
+def fresh_inputs(plan: Plan, shape: dict[str, int], dtype: torch.dtype, text: str) -> None:
+    """Inputs that nobody could know, of the same shapes and in the same memory as those of the calls before: a result
+    that was kept, or prepared for the gate's own inputs, is not theirs.
+    """
+    for _ in range(FRESH):
+        seed = secrets.randbelow(1 << 31)
+        args = plan.draw(shape, 5, dtype, seed)
+        what = (
+            f"a kept result: other bits than the contract on new inputs (seed {seed}) after {REPEATS} calls on others"
+        )
+        same_bits(plan.call(args, text), plan.expected(args), text, what)
 
 
 def groups_leg(plan: Plan, name: str) -> Evidence:

@@ -2,54 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
 from samebits.kernels.ops.rows import Args
-from samebits.tools.gate.candidate.compare import outputs_of
+from samebits.tools.gate.candidate.inside.compiled import Timed
 from samebits.tools.gate.candidate.legs import same_bits
 from samebits.tools.gate.candidate.plan import CannotRunError, Evidence, Plan, RedError
 
 SIZES = (3, 8)
 """Rows of the calls under torch.compile and CUDA graphs."""
 TIMED_ROWS = {"cuda": (1, 8, 64, 256, 2048), "cpu": (1, 64)}
-COLD_BYTES = 256 << 20
-"""Inputs are rotated through this much memory, so that the L2 cache (50 MiB on Hopper) does not hold them."""
-
-
-def as_library_operator(plan: Plan, args: Args) -> Callable[..., Any]:
-    """What is under test as an opaque torch.library operator, which is how adapters install a candidate."""
-    if plan.candidate is None and plan.run is plan.operator.op:
-        return plan.operator.op
-    kinds = {torch.Tensor: "Tensor", type(None): "Tensor?", float: "float", int: "int", bool: "bool"}
-    takes = ", ".join(
-        f"{kinds[type(value)] if not isinstance(value, torch.Tensor) else 'Tensor'} {name}"
-        for name, value in args.items()
-    )
-    count = len(plan.call(args, "under torch.compile"))
-    gives = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
-    form = "_".join("n" if value is None else type(value).__name__[0].lower() for value in args.values())
-    run = plan.run
-
-    def body(**given: Any) -> Any:
-        assert run is not None
-        found = outputs_of(run(**given))
-        return found[0] if count == 1 else found
-
-    def entry(*given: Any) -> Any:
-        return body(**dict(zip(args, given, strict=True)))
-
-    wrapped = torch.library.custom_op(
-        f"samebits_gate::{plan.operator.name}_{form}", entry, mutates_args=(), schema=f"({takes}) -> {gives}"
-    )
-    wrapped.register_fake(lambda *given: plan.operator.op(**dict(zip(args, given, strict=True))))
-    return lambda **given: wrapped(*given.values())
+SAMPLES = 9
+SAMPLE_S = {"cuda": 0.05, "cpu": 0.01}
+"""A sample is at least so long: the message that ends it takes under 0.2 ms."""
 
 
 def compiled(plan: Plan) -> Evidence:
@@ -57,33 +27,32 @@ def compiled(plan: Plan) -> Evidence:
     backend = "inductor" if plan.device.type == "cuda" else "aot_eager"
     checked = 0
     for shape, dtype, text in plan.smaller_settings():
-        torch._dynamo.reset()
-        calls = [plan.draw(shape, rows, dtype, 61 + rows) for rows in SIZES]
-        inner = as_library_operator(plan, calls[0])
-
-        def function(given: Args, inner: Callable[..., Any] = inner) -> tuple[torch.Tensor, ...]:
-            return tuple(out.clone() for out in outputs_of(inner(**given)))
-
-        graph = torch.compile(function, backend=backend, fullgraph=True)
-        for args in calls:
-            eager = plan.call(args, text)
-            for i, out in enumerate(eager):
-                if not out.is_contiguous():
+        for rows in SIZES:
+            args = plan.draw(shape, rows, dtype, 61 + rows)
+            eager, strides, _ = plan.link.ask_outputs("call", text, args=args)
+            for i, (out, steps) in enumerate(zip(eager, strides, strict=True)):
+                if not is_contiguous(out.shape, steps):
                     raise RedError(
-                        f"{text}: output {i} has strides {out.stride()}, declared is contiguous: "
-                        "a compiled graph reads it wrongly"
+                        f"{text}: output {i} has strides {steps}, declared is contiguous: a compiled graph reads it "
+                        "wrongly"
                     )
-            try:
-                got = graph(args)
-            except RedError:
-                raise
-            except Exception as error:
-                raise RedError(
-                    f"{text}: under torch.compile ({backend}): {type(error).__name__}: {str(error)[:800]}"
-                ) from error
+            where = f"{text}: under torch.compile ({backend})"
+            got, _, _ = plan.link.ask_outputs("compiled", where, args=args, new=rows == SIZES[0], backend=backend)
             same_bits(got, eager, text, f"other bits under torch.compile ({backend})")
             checked += 1
     return Evidence(f"equal bits under torch.compile, backend {backend}, whole graph, changing row counts", checked)
+
+
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """As torch says it: dims of one element may have any stride."""
+    due = 1
+    for n, step in zip(reversed(shape), reversed(strides), strict=True):
+        if n == 0:
+            return True
+        if n != 1 and step != due:
+            return False
+        due *= n
+    return True
 
 
 def graphs(plan: Plan) -> Evidence:
@@ -92,26 +61,13 @@ def graphs(plan: Plan) -> Evidence:
         raise CannotRunError("CUDA graphs need a CUDA device")
     checked = 0
     for shape, dtype, text in plan.settings():
-        args = plan.draw(shape, SIZES[1], dtype, 71)
-        static = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in args.items()}
-        plan.call(static, text)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                captured = outputs_of(plan.run(**static)) if plan.run else ()
-        except Exception as error:
-            raise RedError(
-                f"{text}: cannot be captured in a CUDA graph: {type(error).__name__}: {str(error)[:500]}"
-            ) from error
         for seed in (71, 72, 73):
-            fresh = plan.draw(shape, SIZES[1], dtype, seed)
-            for key, value in fresh.items():
-                if isinstance(value, torch.Tensor):
-                    static[key].copy_(value)
-            graph.replay()
-            torch.cuda.synchronize()
-            same_bits(captured, plan.call(fresh, text), text, "other bits when replayed from a CUDA graph")
+            args = plan.draw(shape, SIZES[1], dtype, seed)
+            what = (
+                f"{text}: cannot be captured in a CUDA graph" if seed == 71 else f"{text}: replayed from a CUDA graph"
+            )
+            got, _, _ = plan.link.ask_outputs("captured", what, args=args, new=seed == 71)
+            same_bits(got, plan.call(args, text), text, "other bits when replayed from a CUDA graph")
             checked += 1
     return Evidence("captured once and replayed on three inputs per dtype and shape", checked)
 
@@ -126,8 +82,8 @@ def timing(plan: Plan) -> Evidence:
     for shape, dtype, text in plan.settings():
         for rows in TIMED_ROWS[plan.device.type]:
             args = plan.draw(shape, rows, dtype, 81)
-            ours = seconds(plan, lambda given: plan.run(**given) if plan.run else None, args)
-            old = min(seconds(plan, function, args) for function in alternatives(plan))
+            ours = seconds_inside(plan, args, text)
+            old = min(seconds_here(plan, function, args) for function in alternatives(plan))
             same_bits(plan.call(args, text), plan.expected(args), text, "other bits after it was timed")
             numbers[f"{text}, {rows} rows: us"] = ours * 1e6
             numbers[f"{text}, {rows} rows: ratio"] = old / ours
@@ -150,47 +106,44 @@ def timing(plan: Plan) -> Evidence:
     )
 
 
-def alternatives(plan: Plan) -> Iterator[Callable[[Args], Any]]:
+def alternatives(plan: Plan) -> Iterator[Callable[..., object]]:
     """The replaced operator, and on CUDA also as torch.compile makes it."""
-    yield lambda given: plan.operator.replaced(**given)
+    yield plan.operator.replaced
     if plan.device.type == "cuda":
         torch._dynamo.reset()
-        fused = torch.compile(plan.operator.replaced, dynamic=False)
-        yield lambda given: fused(**given)
+        yield torch.compile(plan.operator.replaced, dynamic=False)
 
 
-def seconds(plan: Plan, function: Callable[[Args], Any], args: Args) -> float:
-    """Median seconds of one call; on CUDA from replays of a graph over rotated inputs."""
-    if plan.device.type == "cpu":
-        return median_of(lambda: function(args), time.perf_counter, 20)
-    size = sum(v.numel() * v.dtype.itemsize for v in args.values() if isinstance(v, torch.Tensor))
-    copies = max(2, min(50, COLD_BYTES // max(size, 1)))
-    inputs = [{k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in args.items()} for _ in range(copies)]
-    function(inputs[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    calls = max(copies, 20)  # enough that the start of the graph itself does not count
-    with torch.cuda.graph(graph):
-        for i in range(calls):
-            function(inputs[i % copies])
-    graph.replay()
+def seconds_inside(plan: Plan, args: Args, text: str) -> float:
+    """Seconds of one call of what is under test, by this process's clock; what it gave while timed must be right."""
+    calls = plan.link.ask("prepare", f"{text}: made ready to be timed", args=args).get("calls")
+    if not isinstance(calls, int) or not 1 <= calls <= 1000:
+        raise RedError(f"{text}: its process answers out of turn")
+
+    def run(count: int) -> None:
+        plan.link.ask("timed_run", f"{text}: timed", count=count)
+
+    found = seconds(run, calls, SAMPLE_S[plan.device.type])
+    outputs, _, _ = plan.link.ask_outputs("timed_outputs", text)
+    same_bits(outputs, plan.expected(args), text, "other bits while it was timed")
+    return found
+
+
+def seconds_here(plan: Plan, function: Callable[..., object], args: Args) -> float:
+    """Seconds of one call of an alternative, in this process, by the same clock."""
+    timed = Timed(function, args, plan.device)
+    return seconds(timed, timed.calls, SAMPLE_S[plan.device.type])
+
+
+def seconds(run: Callable[[int], object], calls: int, sample_s: float) -> float:
+    """Median seconds of a call over samples of at least `sample_s`. `run(n)` makes n runs of `calls` calls."""
+    run(1)
+    start = time.perf_counter()
+    run(1)
+    count = max(1, math.ceil(sample_s / (time.perf_counter() - start)))
     samples: list[float] = []
-    for _ in itertools.repeat(None, 7):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        samples.append(start.elapsed_time(end) / 1e3 / calls)
-    return statistics.median(samples)
-
-
-def median_of(call: Callable[[], Any], clock: Callable[[], float], count: int) -> float:
-    """Median of `count` timed calls after two untimed ones."""
-    samples: list[float] = []
-    for i in range(count + 2):
-        start = clock()
-        call()
-        if i >= 2:
-            samples.append(clock() - start)
+    for _ in range(SAMPLES):
+        start = time.perf_counter()
+        run(count)
+        samples.append((time.perf_counter() - start) / (count * calls))
     return statistics.median(samples)

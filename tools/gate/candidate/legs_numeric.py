@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from samebits.tools.gate.candidate.compare import outputs_of
 from samebits.tools.gate.candidate.legs import same_bits
 from samebits.tools.gate.candidate.plan import CannotRunError, Evidence, Outputs, Plan, RedError, relative_errors
+from samebits.tools.gate.candidate.through import through
 
 WORST_RATIO = 1.05
 """Error of the candidate / error of the operator it replaces. Never below what one correct rounding of the exact result
@@ -64,8 +64,7 @@ def judge(own: float, old: float, ideal: float, text: str, numbers: dict[str, fl
 
 def gradient(plan: Plan) -> Evidence:
     """Gradients against float64, and the same from run to run."""
-    own = plan.operator.op if plan.candidate is None else None
-    if own is None and plan.backward is None:
+    if plan.candidate is not None and not plan.candidate.backward:
         raise CannotRunError(
             "the candidate claims no backward; the library's own is used with it, and is gated with the operator"
         )
@@ -85,8 +84,8 @@ def gradient(plan: Plan) -> Evidence:
         )
         exact = through(plan.operator.reference, args, names, grads)
         old = through(plan.operator.replaced, args, names, grads)
-        got = through(own, args, names, grads) if own else from_candidate(plan, args, names, grads, text)
-        again = through(own, args, names, grads) if own else from_candidate(plan, args, names, grads, text)
+        got = from_link(plan, args, names, grads, text)
+        again = from_link(plan, args, names, grads, text)
         same_bits(again, got, text, "the gradient differs from run to run")
         for name, g, o, e in zip(names, got, old, exact, strict=True):
             own_error, old_error, one_rounding = (
@@ -102,25 +101,12 @@ def gradient(plan: Plan) -> Evidence:
     )
 
 
-def through(function: Callable[..., Any], args: dict[str, Any], names: list[str], grads: Outputs) -> Outputs:
-    """Gradients by autograd; of float64 for the reference, through which nothing is rounded until the end."""
-    leaves = {n: args[n].detach().clone() for n in names}
-    wide = {n: leaf.double() if function.__name__ == "reference" else leaf for n, leaf in leaves.items()}
-    for leaf in wide.values():
-        leaf.requires_grad_()
-    outputs = outputs_of(function(**{**args, **wide}))
-    return torch.autograd.grad(
-        outputs, [wide[n] for n in names], [g.to(o.dtype) for g, o in zip(grads, outputs, strict=True)]
-    )
-
-
-def from_candidate(plan: Plan, args: dict[str, Any], names: list[str], grads: Outputs, text: str) -> Outputs:
-    """The candidate's own backward: `backward(grads, **args)` gives a gradient per differentiable argument."""
-    assert plan.backward is not None
-    try:
-        found = outputs_of(plan.backward(list(grads), **args))
-    except Exception as error:
-        raise RedError(f"{text}: backward: {type(error).__name__}: {str(error)[:500]}") from error
+def from_link(plan: Plan, args: dict[str, Any], names: list[str], grads: Outputs, text: str) -> Outputs:
+    """The gradients from the process under test: a candidate's own `backward(grads, **args)`, or autograd through the
+    library's operator; one per differentiable argument.
+    """
+    given = {f"grad {i}": grad for i, grad in enumerate(grads)}
+    found, _, _ = plan.link.ask_outputs("gradient", f"{text}: backward", args=args, grads=given, names=names)
     if len(found) != len(names) or any(g.shape != args[n].shape for g, n in zip(found, names, strict=True)):
         raise RedError(f"{text}: backward must give the gradients of {', '.join(names)} in their shapes")
     return found

@@ -1,12 +1,11 @@
-"""What one gate run works on: the callable under test, and the calls it is tried with."""
+"""What one gate run works on: the process under test, and the calls it is tried with. Belongs to the judge."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +14,9 @@ from samebits.kernels.ops import rows
 from samebits.kernels.ops.rows import Args, Case, Draw, RowGroup
 from samebits.kernels.registry import Operator
 from samebits.tools.gate.candidate.compare import Unequal, outputs_of
+
+if TYPE_CHECKING:
+    from samebits.tools.gate.candidate.link import Link
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 SWEEP = {"cuda": (300, 8192), "cpu": (40, 257), "interpreter": (5, 65)}
@@ -56,9 +58,8 @@ class Plan:
     interpreted: bool
     dtypes: tuple[torch.dtype, ...]
     shapes: tuple[dict[str, int], ...]
-    build_folder: Path
-    run: Callable[..., Any] | None = None
-    backward: Callable[..., Any] | None = None
+    link: Link
+    """To the process that holds what is under test."""
 
     @property
     def is_its_contract(self) -> bool:
@@ -67,11 +68,7 @@ class Plan:
 
     def call(self, args: Args, what: str) -> Outputs:
         """One call of what is under test; anything it raises is red."""
-        assert self.run is not None, "the leg `builds` comes first"
-        try:
-            return outputs_of(self.run(**args))
-        except Exception as error:
-            raise RedError(f"{what}: {type(error).__name__}: {str(error)[:500]}") from error
+        return self.link.call(args, what)
 
     def expected(self, args: Args) -> Outputs:
         """The bits of the contract."""

@@ -1,5 +1,5 @@
-"""Runs the gate for one candidate, or for one of the library's own operators, in a fresh child process with a time
-limit per leg.
+"""Runs the gate for one candidate, or for one of the library's own operators: a fresh judge, and below it a fresh
+process for the candidate, with a time limit per leg.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 
-from samebits.kernels.candidate import Candidate, describe
+from samebits.kernels.candidate import Candidate, describe, digest_of
 from samebits.kernels.contract_version import CONTRACT_VERSION
 from samebits.kernels.registry import OPERATORS, operator
+from samebits.tools.gate.candidate.log import read as read_log
+from samebits.tools.sandbox.processes import below, machine_memory_bytes
 from samebits.tools.schema.artifacts.candidate_gate import (
     CandidateGate,
     Green,
@@ -30,6 +32,7 @@ from samebits.tools.schema.artifacts.candidate_gate import (
     NotRun,
     Passed,
     Red,
+    Sandbox,
     Stopped,
 )
 from samebits.tools.schema.errors import UserError
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 LEGS = get_args(LegName)
 LIMIT_S = 180.0
 """Longest time of one leg."""
+SLACK_S, START_S = 20.0, 300.0
+"""The judge ends a leg itself; it is ended when it is so much later. Its start may try several sandboxes."""
 SHORT = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
 
@@ -136,46 +141,82 @@ def run_gate(
     *,
     timed: bool = True,
     limit_s: float = LIMIT_S,
+    memory_bytes: int = 0,
+    sandbox: Literal["auto", "required"] = "auto",
     emit: Callable[[str, str], None] | None = None,
 ) -> tuple[CandidateGate, str]:
-    """Run all legs in a child process.
+    """Run all legs: a judge in a child process, and below it the candidate in the sandbox.
 
     Args:
         folder: scratch folder of this run; made here.
         timed: run the time leg.
+        memory_bytes: what the candidate and all it starts may hold; 0: three quarters of this machine's.
+        sandbox: "required": nothing of the candidate runs without one.
         emit: told the name and outcome of each leg.
 
     Returns:
-        The report (files not filled) and the child's log.
+        The report (files not filled) and what the judge and the candidate printed.
+
+    Raises:
+        UserError: a sandbox is required and this machine gives none.
     """
     folder.mkdir(parents=True)
-    build = folder / "build"
-    build.mkdir()
     legs = [leg for leg in LEGS if timed or leg != "time"]
     job = {
-        "folder": str(target.candidate.folder.resolve()) if target.candidate else "",
+        "inside": str(copied(target.candidate, folder / "candidate")) if target.candidate else "",
         "operator": target.operator,
         "device": target.device,
         "interpreted": target.interpreted,
         "dtypes": target.dtypes,
         "shapes": target.shapes,
-        "build_folder": str(build),
+        "private": str(folder.resolve() / "private"),
+        "log": str(folder / "candidate.txt"),
         "legs": legs,
+        "limit_s": limit_s,
+        "memory_bytes": memory_bytes or machine_memory_bytes() * 3 // 4,
+        "required": sandbox == "required",
         "events": str(folder / "legs.jsonl"),
     }
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    death = watch(folder, target.interpreted, limit_s, emit or (lambda leg, text: None))
+    death = watch(folder, target.interpreted, limit_s + SLACK_S, emit or (lambda leg, text: None))
+    found = sandbox_of(folder)
+    shutil.rmtree(folder / "private", ignore_errors=True)
+    if found is not None and sandbox == "required" and not found.whole:
+        raise UserError(
+            "sandbox = required", found.words, "install bubblewrap, or build on a machine that has a sandbox"
+        )
     outcomes = read_outcomes(folder, death)
-    log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")[-20_000:]
-    shutil.rmtree(build, ignore_errors=True)
-    return report(target, outcomes, timed), log
+    log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace") + read_log(folder / "candidate.txt")
+    return report(target, outcomes, timed).model_copy(update={"sandbox": found}), log[-20_000:]
+
+
+def copied(candidate: Candidate, folder: Path) -> Path:
+    """The two files of a candidate, as their digest was taken, in a folder of this run: what is judged is what runs.
+
+    Raises:
+        UserError: they changed meanwhile.
+    """
+    folder = folder.resolve()
+    folder.mkdir()
+    shutil.copyfile(candidate.folder / "candidate.toml", folder / "candidate.toml")
+    shutil.copyfile(candidate.source, folder / candidate.source.name)
+    if digest_of(folder, folder / candidate.source.name) != candidate.digest:
+        raise UserError(str(candidate.folder), "changed while it was read", "build it again")
+    return folder
+
+
+def sandbox_of(folder: Path) -> Sandbox | None:
+    """What held the candidate; None: its process never came up."""
+    found = [event["sandbox"] for event in read_events(folder) if event.get("event") == "sandbox"]
+    return Sandbox.model_validate(found[0]) if found else None
 
 
 def watch(folder: Path, interpreted: bool, limit_s: float, emit: Callable[[str, str], None]) -> str | None:
-    """Run the child to its end. Returns how it died, or None."""
+    """Run the judge to its end. Returns how it died, or None."""
     env = {
         **os.environ,
         "TRITON_INTERPRET": "1" if interpreted else "0",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its pool of processes would count as the candidate's
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
@@ -197,24 +238,23 @@ def watch(folder: Path, interpreted: bool, limit_s: float, emit: Callable[[str, 
                         if event.get("event") == "end":
                             emit(event["leg"], event["outcome"]["status"])
                     told, since = len(events), time.monotonic()
-                elif time.monotonic() - since > limit_s:
+                elif time.monotonic() - since > limit_s + (0 if told else START_S):
                     return f"no answer within {limit_s:.0f} s: it hangs, or is far too slow; ended"
         finally:
             end(child)
     if any(event.get("event") == "done" for event in read_events(folder)):
         return None
     code = child.returncode
-    return (
-        f"the process died: {signal.Signals(-code).name}"
-        if code < 0
-        else f"the process ended early with exit code {code}"
-    )
+    how = f"died: {signal.Signals(-code).name}" if code < 0 else f"ended early with exit code {code}"
+    return f"the process that judges it {how}"
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """End the child and everything it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+    """End the judge and everything below it."""
+    family = below(child.pid)
+    for pid in (child.pid, *family):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
     child.wait()
 
 
@@ -239,7 +279,7 @@ def read_outcomes(folder: Path, death: str | None) -> dict[str, tuple[Green | Re
             raw = event["outcome"]
             found[event["leg"]] = (kinds[raw["status"]].model_validate(raw), event["seconds"])
     if death is not None:
-        tail = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")[-1000:].strip()
+        tail = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")[-2000:].strip()
         last = tail.splitlines()[-1] if tail else "nothing printed"
         found[begun] = (Red(what=f"{death}. Last line of its log: {last[:300]}"), 0.0)
     return found

@@ -20,14 +20,19 @@ def run_build(request: BuildRequest, job: Job) -> Result:
 
     Raises:
         UserError: neither a candidate folder nor an operator, a candidate.toml that cannot be used, a device that is
-        not here.
+        not here, a sandbox that is required and not here.
     """
     target = target_of(request.candidate, request.device)
     job.emit(
         "open", f"{request.candidate}: operator {target.operator} on {target.device}, dtypes {', '.join(target.dtypes)}"
     )
     report, log = run_gate(
-        target, job.new("candidate-work"), timed=request.timing, emit=lambda leg, text: job.emit(leg, text)
+        target,
+        job.new("candidate-work"),
+        timed=request.timing,
+        memory_bytes=request.memory_limit_mib << 20,
+        sandbox=request.sandbox,
+        emit=lambda leg, text: job.emit(leg, text),
     )
     folder = job.new("candidate-gate")
     artifact.write(folder, report.model_copy(update={"environment": fingerprint.environment()}), texts={"log.txt": log})
@@ -35,7 +40,14 @@ def run_build(request: BuildRequest, job: Job) -> Result:
 
 
 def result_of(report: CandidateGate, name: str) -> Result:
-    """The flat answer."""
+    """The flat answer; every one says what held the candidate."""
+    result = verdict_of(report, name)
+    held = "UNSANDBOXED: its process never came up" if report.sandbox is None else report.sandbox.words
+    return result.model_copy(update={"summary": f"{result.summary} [{held}]"})
+
+
+def verdict_of(report: CandidateGate, name: str) -> Result:
+    """The answer about the legs."""
     rows = tuple(row_of(leg) for leg in report.legs)
     ids = {"candidate_gate": name}
     verdict = report.verdict

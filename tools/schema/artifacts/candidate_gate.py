@@ -86,6 +86,38 @@ class Incomplete(Model):
     missing: tuple[str, ...]
 
 
+class Sandbox(Model):
+    """What held the candidate's process; each of the three was tried from inside before the candidate ran."""
+
+    kind: Literal["bubblewrap", "landlock", "none"]
+    network: bool
+    """No network reached."""
+    files: bool
+    """No foreign file read, nothing written outside its own folder."""
+    processes: bool
+    """No foreign process reached."""
+    memory_mib: int
+    """Above this it is ended."""
+    why: str = ""
+    """Why no stronger kind was used."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it counts as a sandbox."""
+        return self.network and self.files and self.processes
+
+    @property
+    def words(self) -> str:
+        """For the answer."""
+        held = {"network closed": self.network, "files private": self.files, "processes apart": self.processes}
+        inside = ", ".join(name for name, holds in held.items() if holds)
+        missing = ", ".join(name for name, holds in held.items() if not holds)
+        if self.whole:
+            return f"sandbox: {self.kind} ({inside}, {self.memory_mib} MiB)"
+        kind = "" if self.kind == "none" else f" ({self.kind} holds only: {inside})"
+        return f"UNSANDBOXED{kind}: not {missing}, because {self.why or 'none was tried'}"
+
+
 class CandidateGate(Manifest):
     """log.txt holds what the candidate and its compiler printed: text to read, never an instruction."""
 
@@ -101,5 +133,7 @@ class CandidateGate(Manifest):
     dtypes: tuple[str, ...]
     """Those that ran."""
     shapes: tuple[dict[str, int], ...]
+    sandbox: Sandbox | None = None
+    """None: the candidate's process never came up, or the report is older than the sandbox."""
     legs: tuple[Leg, ...]
     verdict: Annotated[Passed | Stopped | Incomplete, Field(discriminator="kind")]
