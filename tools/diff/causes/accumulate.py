@@ -13,9 +13,9 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOG2E = torch.tensor(0x3FB8AA3B, dtype=torch.int32).view(torch.float32)
-LN2 = torch.tensor(0x3F317218, dtype=torch.int32).view(torch.float32)
-SMALLEST = torch.tensor(0x42AEAC50, dtype=torch.int32).view(torch.float32).neg()
+LOG2E = float.fromhex("0x1.715476p+0")
+LN2 = float.fromhex("0x1.62e430p-1")
+SMALLEST = -float.fromhex("0x1.5d58a0p+6")
 """ln of the smallest normal float32: below it these exponentials give 0."""
 CUBIC = (0.00010703434948458272, 0.30354260500649682, -0.22433836478672356, -0.079204240219773236)
 QUINTIC = (1.0, 0.999999701, 0.499991506, 0.166676521, 0.0418978221, 0.00828929059)
@@ -48,9 +48,9 @@ def cubic_exp(x: torch.Tensor) -> torch.Tensor:
 
 def quintic_exp(x: torch.Tensor) -> torch.Tensor:
     """PyTorch's exp_u20 (ATen/cpu/vec) and vLLM's CPU exponential: degree five after reduction by ln 2."""
-    kept = x.clamp(min=float(SMALLEST))
-    whole = fma(kept, LOG2E.expand_as(kept), torch.full_like(kept, 0.5)).floor()
-    rest = fma(-whole, LN2.expand_as(kept), kept)
+    kept = x.clamp(min=SMALLEST)
+    whole = fma(kept, torch.full_like(kept, LOG2E), torch.full_like(kept, 0.5)).floor()
+    rest = fma(-whole, torch.full_like(kept, LN2), kept)
     return torch.where(x < SMALLEST, 0.0, horner(rest, QUINTIC) * torch.exp2(whole - 1) * 2)
 
 

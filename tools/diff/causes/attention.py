@@ -31,7 +31,7 @@ COSTLY = 1 << 33
 
 def kernels(seen: Observation) -> tuple[dict[str, str], ...]:
     """vLLM's CPU attention and PyTorch's CPU flash attention, each on machines with and without AMX."""
-    if seen["q"].numel() * seen["k"].shape[0] > COSTLY:
+    if seen["q"].device.type != "cpu" or seen["q"].numel() * seen["k"].shape[0] > COSTLY:
         return ()
     vllm = {"exponent": "quintic", "sum": "lanes", "divide": "reciprocal"}
     vllm |= {"score_product": "ascending", "value_product": "ascending"}

@@ -34,8 +34,11 @@ KINDS: dict[str, Arithmetic] = {
 }
 
 
-def name_cause(seen: Observation) -> Named:
+def name_cause(seen: Observation, known: Fits | None = None) -> Named:
     """The cause of one difference, with the arithmetics that prove it.
+
+    Args:
+        known: see `search`.
 
     Raises:
         KeyError: an input that this kind needs was not recorded (see Observation).
@@ -48,7 +51,7 @@ def name_cause(seen: Observation) -> Named:
         return Named(Cause(name="unknown", why=f"no arithmetic is known for kind {seen.kind!r}", fingerprint=words))
     arithmetic = KINDS[seen.kind]
     settings = arithmetic.settings(seen)
-    fits = search(seen, arithmetic)
+    fits = search(seen, arithmetic, known)
     best = explain(settings, fits)
     if best is None:
         return one_sided(seen, settings, fits, words)
@@ -62,13 +65,14 @@ def name_cause(seen: Observation) -> Named:
     if best.rivals:
         rivals = ", ".join(sorted({name, *best.rivals}))
         reason = f"several explanations fit every bit ({rivals}), the simplest: {why}"
-        return Named(Cause(name="unknown", why=reason, fingerprint=words))
+        return Named(Cause(name="unknown", why=reason, fingerprint=words), fits=fits)
     if not enough(seen, fits):
         count = marks(seen.rollout, seen.trainer).differing
         reason = f"only {count} differing elements against {fits.tried} arithmetics tried: a fit by chance is possible"
-        return Named(Cause(name="unknown", why=f"{reason}. Capture more rows. It fits: {why}", fingerprint=words))
+        unsure = Cause(name="unknown", why=f"{reason}. Capture more rows. It fits: {why}", fingerprint=words)
+        return Named(unsure, fits=fits)
     cause = Cause.model_validate({"name": name, "why": why, "fingerprint": words})
-    return Named(cause, best.rollout, best.trainer)
+    return Named(cause, best.rollout, best.trainer, fits)
 
 
 def chief(seen: Observation, arithmetic: Arithmetic, best: Explanation) -> tuple[str, str]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from samebits.tools.diff.causes.search import Fits
     from samebits.tools.schema.artifacts.divergence import Cause
 
 Scalar = int | float | bool | str
@@ -117,6 +118,8 @@ class Named:
     cause: Cause
     rollout: Mapping[str, str] | None = None
     trainer: Mapping[str, str] | None = None
+    fits: Fits | None = None
+    """Everything that fits; None: nothing was searched for."""
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

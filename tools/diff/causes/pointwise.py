@@ -82,7 +82,7 @@ def embedding_settings(seen: Observation) -> tuple[Setting, ...]:
 
 def embedding(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
     """[T, H] in the weight's dtype."""
-    weight_VH, scale = seen["weight"], torch.tensor(seen.number("scale", 1.0))
+    weight_VH, scale = seen["weight"], torch.tensor(seen.number("scale", 1.0), device=seen["weight"].device)
     shift = {"next": 1, "previous": -1}.get(pick["row"], 0)
     row_TH = weight_VH[(seen["ids"].long() + shift) % weight_VH.shape[0]]
     if pick["scale"] == "none":
@@ -158,12 +158,12 @@ def reduction(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
         return parts[0].to(out)
     if name == "owner":
         rows = parts[0].shape[0]
-        own = torch.arange(rows) * count // rows
+        row_T = torch.arange(rows, device=parts[0].device)
         sums = [
             reduced([parts[(rank + int(number) + i) % count] for i in range(count)], pick["hop"], dtype)
             for rank in range(count)
         ]
-        return torch.stack(sums)[own, torch.arange(rows)].to(out)
+        return torch.stack(sums)[row_T * count // rows, row_T].to(out)
     start = int(number) if name == "from" else 0
     turned = parts[start:] + parts[:start]
     return reduced(turned[::-1] if name == "descending" else turned, pick["hop"], dtype).to(out)

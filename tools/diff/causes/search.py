@@ -70,11 +70,23 @@ def spread(index: torch.Tensor, count: int) -> torch.Tensor:
     return index[torch.linspace(0, len(index) - 1, count).long()]
 
 
-def search(seen: Observation, arithmetic: Arithmetic) -> Fits:
-    """Try the arithmetics with fewest changes first."""
+def search(seen: Observation, arithmetic: Arithmetic, known: Fits | None = None) -> Fits:
+    """Try the arithmetics with fewest changes first.
+
+    Args:
+        known: what fits the same operator in another layer. The same code runs here, so those arithmetics, chosen
+            before these elements were seen, are tried first; when they give every bit of both sides, nothing else is.
+    """
     settings = arithmetic.settings(seen)
-    fits = Fits([], [], 0, exhausted=True)
     few = sampled(seen, arithmetic, settings)
+    if known is not None:
+        again = Fits([], [], 0, known.exhausted)
+        for pick in (*known.rollout, *(pick for pick in known.trainer if pick not in known.rollout)):
+            again.tried += 1
+            try_one(seen, few, arithmetic, settings, pick, again)
+        if again.rollout and again.trainer:
+            return again
+    fits = Fits([], [], 0, exhausted=True)
     computed = 0
     (plain,) = picks(settings, 0)
     for kernel in arithmetic.kernels(seen):
