@@ -77,6 +77,38 @@ def chart(title: str, curves: Sequence[Curve], *, logarithmic: bool = False) -> 
     )
 
 
+def dots(title: str, names: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """Values on one logarithmic axis, a line per row, a colour per name; what is 0 or below stands at the left edge."""
+    pitch, left = 20, 150
+    height = TOP + pitch * len(rows) + BOTTOM
+    low, high = _limits([v for _, values in rows for v in values if math.isfinite(v) and v > 0], True)
+
+    def x(value: float) -> float:
+        at = low if value <= 0 else math.log10(value)
+        return left + 10 + (at - low) / (high - low) * (WIDTH - left - RIGHT - 20)
+
+    body = []
+    for value, text in _ticks(low, high, True):
+        body.append(f'<line class="grid" x1="{x(value):.1f}" y1="{TOP}" x2="{x(value):.1f}" y2="{height - BOTTOM}"/>')
+        body.append(f'<text x="{x(value):.1f}" y="{height - 8}" text-anchor="middle">{text}</text>')
+    for number, (name, values) in enumerate(rows):
+        y = TOP + pitch * (number + 0.5)
+        body.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(name)}</text>')
+        body += [
+            f'<circle class="c{k}" cx="{x(v):.1f}" cy="{y:.1f}" r="4" fill="none" stroke-width="2"/>'
+            for k, v in enumerate(values)
+            if math.isfinite(v)
+        ]
+    place = left
+    for k, name in enumerate(names):
+        body.append(f'<text class="c{k}" x="{place}" y="16">{escape(name)}</text>')
+        place += 7 * len(name) + 20
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart curves" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="{escape(title)}"><title>{escape(title)}</title>{"".join(body)}</svg>'
+    )
+
+
 def as_file(svg: str) -> str:
     """The same with its colours, to stand alone."""
     head, _, rest = svg.partition("<title>")

@@ -50,8 +50,10 @@ def plots(report: RlReport) -> dict[str, str]:
 
 
 def _charts(report: RlReport) -> dict[str, str]:
-    if report.what == "corrections":
-        return {}
+    if report.compared is not None:
+        rows = [(row.name, (row.relative, row.bias, row.noise)) for row in report.compared.rows]
+        names = ("|g - g*| / |g*|", "bias", "chance")
+        return {"corrections": curves.dots("distance from the exact gradient", names, rows)}
     if report.what == "train":
         return {name: _of_arms(title, log, report.runs, value) for name, title, log, value in FIGURES}
     made = {}
@@ -73,15 +75,8 @@ def _of_arms(title: str, log: bool, runs: Sequence[Run], value: Callable[[StepLi
 
 def verdict(report: RlReport) -> tuple[str, str]:
     """Style class and words."""
-    if report.what == "corrections":
-        return (
-            ("good", "the exact trainer has the rollouts' bits")
-            if report.truth and report.truth.exact
-            else (
-                "bad",
-                "the exact trainer differs from the rollouts: nothing below is a truth",
-            )
-        )
+    if report.compared is not None:
+        return "good", f"the exact trainer has the rollouts' bits ({report.compared.truth.tokens} tokens)"
     exact = [run for run in report.runs if run.arm == "exact"]
     if not exact:
         return "bad", "no exact arm"

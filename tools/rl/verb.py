@@ -171,7 +171,12 @@ def _ours(experiment: Experiment) -> dict[str, object]:
 
 
 def _start(work: Work) -> Path:
-    """The model that every arm begins with: that of the earlier run when there is one."""
+    """The model that every arm begins with: the given one where nothing is supervised, that of the earlier run where
+    there is one.
+    """
+    experiment = work.request.experiment
+    if experiment.rollout.model and not experiment.rl.warmup_steps:
+        return Path(experiment.rollout.model)
     if work.earlier is not None and (work.earlier / "start" / ENDED).is_file():
         folder = work.job.folder / "start"
         shutil.copytree(work.earlier / "start", folder)

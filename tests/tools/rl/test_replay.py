@@ -84,8 +84,9 @@ def test_the_router_still_learns_under_replay(policy: Policy) -> None:
 
 
 def test_routing_of_another_model_is_refused(policy: Policy, models: Callable[..., Path]) -> None:
-    with pytest.raises(UserError, match="3 layers of 2 experts, the trainer has 2 of 2"), under(
-        policy, torch.zeros(ROWS, 3, 2, dtype=torch.int64)
+    with (
+        pytest.raises(UserError, match="3 layers of 2 experts, the trainer has 2 of 2"),
+        under(policy, torch.zeros(ROWS, 3, 2, dtype=torch.int64)),
     ):
         pass
     dense = Policy.load(models("qwen3"), Trainer(layout="packed", dtype="float32"), "cpu", Rl(group=2))

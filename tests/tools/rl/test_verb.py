@@ -1,0 +1,105 @@
+"""What the verb refuses before a process is started, and the verdict it draws from what the arms saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samebits.tools.job.job import Job
+from samebits.tools.rl import verb
+from samebits.tools.rl.child import ENDED
+from samebits.tools.schema.artifacts.gap import GapStats
+from samebits.tools.schema.artifacts.rl import Broken, Done, Ended, Refused, Run, StepLine
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.experiment import Experiment
+from samebits.tools.schema.requests import RlRequest
+from samebits.tools.sides.session import SideDied
+
+
+def request(what: str = "train", resume: str = "", **sections: Any) -> RlRequest:
+    experiment = Experiment.model_validate({"device": "cpu", **sections})
+    return RlRequest.model_validate({"experiment": experiment, "what": what, "resume": resume})
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (request(workload={"temperature": 0}), "samples from the whole distribution"),
+        (request(workload={"top_p": 0.9}), "samples from the whole distribution"),
+        (request(rollout={"side": "transformers"}), "the loop runs vLLM against transformers"),
+        (request(rl={"arms": ("exact", "exact")}), "each arm at most once"),
+        (request("stale", rl={"lags": ()}), "at least one"),
+        (request("stale", rl={"correction": "centering"}), "Score Centering"),
+        (request(resume="/nowhere"), "no job of samebits rl"),
+    ],
+)
+def test_bad_input_starts_nothing(tmp_path: Path, asked: RlRequest, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        verb.run_rl(asked, Job(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_same_experiment_can_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "request.json").write_text(request().model_dump_json())
+    resume = str(tmp_path)
+    same = request(resume=resume, pool={"time_limit_s": 60})
+    assert verb._earlier(same) == tmp_path, "the pool may change"
+    for other in (request(resume=resume, rl={"rate": 0.5}), request("stale", resume=resume)):
+        with pytest.raises(UserError, match="a run of another experiment"):
+            verb._earlier(other)
+    (tmp_path / "request.json").write_text("{")
+    with pytest.raises(UserError, match="no job of samebits rl"):
+        verb._earlier(same)
+
+
+def test_how_a_child_ended_is_told_apart(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    with pytest.raises(SideDied, match="exact side was killed by signal 9; go on from its last checkpoint"):
+        verb._checked(tmp_path, "exact", -9, log)
+    for how, kind, said in (
+        (Refused(thing="digits", reason="too many", next_step="fewer"), UserError, "too many. Next: fewer; log"),
+        (Broken(message="ValueError: x"), SideDied, "failed: ValueError: x"),
+    ):
+        (tmp_path / ENDED).write_text(Ended(how=how).model_dump_json())
+        with pytest.raises(kind, match=said):
+            verb._checked(tmp_path, "exact", 0, log)
+    (tmp_path / ENDED).write_text(Ended(how=Done()).model_dump_json())
+    assert verb._checked(tmp_path, "exact", 0, log) == tmp_path
+
+
+def run(arm: str, nonzero: tuple[int, ...], not_exact: str = "") -> Run:
+    lines = [
+        StepLine(
+            step=k,
+            reward=0,
+            solved=0,
+            gap=GapStats(tokens=5, nonzero=n, nonfinite=0, max=0, mean=0, std=0, k3=0),
+            gradient_norm=0,
+            loss=0,
+            entropy=0,
+            tokens=5,
+            version=k,
+            staleness=GapStats(tokens=5, nonzero=n, nonfinite=0, max=0, mean=0, std=0, k3=0),
+            mean_weight=1,
+            effective=1,
+            kept=1,
+            seconds={},
+            digest="",
+        )
+        for k, n in enumerate(nonzero)
+    ]
+    return Run.model_validate({"arm": arm, "lag": 0, "steps": lines, "not_exact": not_exact})
+
+
+def test_the_verdict_is_that_of_the_exact_arm() -> None:
+    stock, exact = run("stock", (3, 4)), run("exact", (0, 0))
+    assert verb._verdict([stock, exact], 2) == ("equal", "the exact arm is exact at each of 2 steps (10 tokens)")
+    assert verb._verdict([stock], 2)[0] == "done"
+    verdict, words = verb._verdict([stock, run("exact", (0,), "1 of 5 differ")], 2)
+    assert verdict == "differs"
+    assert words == "the exact arm differs at step 1: 1 of 5 differ"
+    for short in (run("exact", (0,)), run("exact", (0, 1))):
+        with pytest.raises(AssertionError):
+            verb._verdict([stock, short], 2)
