@@ -97,6 +97,8 @@ def run(command: list[str], folder: Path) -> tuple[int, str]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def last_line(output: str) -> str:

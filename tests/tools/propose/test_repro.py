@@ -1,0 +1,172 @@
+"""The repro, before and after: run for real, and a kernel that does not repair it is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samebits.kernels.candidate import describe
+from samebits.tools.job.job import Job
+from samebits.tools.propose import child
+from samebits.tools.propose import repro as repros
+from samebits.tools.schema.artifacts.proposal import ReproRun
+from samebits.tools.schema.artifacts.repro import ReproManifest
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.proposals import open_proposal
+from samebits.tools.store import artifact
+
+SCRIPT = '''"""Two ways to sum."""
+
+import sys
+
+SCALARS = {"eps": 1e-06}
+
+
+def main():
+    if len(sys.argv) > 5:
+        return 2
+    print("(0, 1): rollout 1.0 (0x3f800000), trainer 1.0 (0x3f800001), 1")
+    print("2 of 60 elements differ")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''
+
+
+def cut_out(folder: Path, script: str = SCRIPT, kind: str = "norm", width: int = 60) -> Path:
+    """A Repro artifact as `samebits minimize` makes them; here with a script of a few lines."""
+    make = torch.Generator().manual_seed(0)
+    tensors = {f"in.{name}": torch.randn(3, width, generator=make) for name in ("x", "residual")}
+    tensors |= {"in.weight": torch.randn(width, generator=make)}
+    manifest = ReproManifest(
+        operator=0, operator_kind=kind, rollout="vLLM's kernel", trainer="transformers' code", needs_vllm=False,
+        shrunk="rows 40 -> 3", before={"T": 40}, after={"T": 3}, runs=9, fingerprint="2 of 60",
+    )  # fmt: skip
+    artifact.write(folder, manifest, {"inputs.safetensors": tensors}, {"repro.py": script, "README.md": ""})
+    return folder
+
+
+def candidate_with(project: Path, old: str, new: str) -> None:
+    source = project / "kernels" / "norm" / "kernel.py"
+    text = source.read_text()
+    assert old in text
+    source.write_text(text.replace(old, new))
+
+
+def answered(project: Path, repro: Path, place: Path, kind: str = "norm", **_: Any) -> ReproRun:
+    """What the child process would answer; here in this one."""
+    place.mkdir()
+    order = {"candidate": str(project / "kernels" / "norm"), "repro": str(repro), "kind": kind}
+    return child.answer(order, place)
+
+
+def test_a_proposal_shows_the_repro_run_before_and_after(kit: Any, project: Path) -> None:
+    folder = cut_out(project / ".samebits" / "jobs" / "m" / "repro")
+    proposal = open_proposal(kit.propose(project, repro=str(folder)))
+    shown = proposal.manifest.repro
+    assert shown is not None
+    assert (shown.before.status, shown.before.differing, shown.before.total) == ("differs", 2, 60)
+    assert (shown.after.status, shown.after.differing) == ("equal", 0)
+    assert shown.after.total == 3 * 2 * 3 * 60, "three comparisons of both outputs of three rows"
+    assert proposal.manifest.made_from["repro"] == artifact.identity(folder)
+    assert (proposal.folder / "repro.py").read_text() == SCRIPT
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    total = total_of(s)\n", "    total = total_of(s) * (1 + 1e-6 * (len(x) > 1))\n"),
+        ("    total = total_of(s)\n", "    total = total_of(s) + torch.arange(len(x)) * 1e-3\n"),
+        (
+            "    total = total_of(s)\n",
+            "    CALLS[0] = CALLS.get(0, 0) + 1\n    total = total_of(s) + CALLS[0] * 1e-3\n",
+        ),
+    ],
+    ids=["by company", "by position", "by call"],
+)
+def test_a_kernel_whose_bits_move_with_company_place_or_call_differs(
+    project: Path, tmp_path: Path, old: str, new: str
+) -> None:
+    folder = cut_out(tmp_path / "repro")
+    assert answered(project, folder, tmp_path / "good").status == "equal"
+    candidate_with(project, old, new)
+    seen = answered(project, folder, tmp_path / "bad")
+    assert seen.status == "differs"
+    assert 0 < seen.differing < seen.total
+
+
+def test_a_kernel_that_does_not_repair_the_repro_is_refused(
+    kit: Any, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cut_out(project / ".samebits" / "jobs" / "m" / "repro")
+    run = ReproRun(status="differs", words="1 of 9 elements differ", differing=1, total=9)
+    monkeypatch.setattr(repros, "run_after", lambda *_: run)
+    with pytest.raises(UserError, match="does not repair the repro: 1 of 9"):
+        kit.propose(project, repro=str(folder))
+
+
+def test_a_repro_that_is_equal_has_nothing_to_repair(kit: Any, project: Path) -> None:
+    script = SCRIPT.replace("2 of 60", "0 of 60").replace("    return 1\n", "    return 0\n")
+    folder = cut_out(project / ".samebits" / "jobs" / "m" / "repro", script)
+    with pytest.raises(UserError, match="nothing to repair"):
+        kit.propose(project, repro=str(folder))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        SCRIPT.replace("    return 1\n", "    return 2\n"),
+        SCRIPT.replace("2 of 60", "0 of 60"),
+        SCRIPT.replace("elements differ", "elements"),
+        "import os\nos.abort()\n",
+    ],
+)
+def test_a_repro_that_cannot_run_or_does_not_say_what_differs_is_no_difference(tmp_path: Path, script: str) -> None:
+    seen = repros.run_before(cut_out(tmp_path / "repro", script))
+    assert seen.status == "not_run"
+    assert "could not be run here" in seen.words
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "attention"}, "a repro of kind attention cannot be put to operator rms_norm"),
+        ({"width": 8}, "the candidate cannot run on it"),
+    ],
+)
+def test_where_the_candidate_cannot_run_the_repro_says_not_run(
+    project: Path, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    seen = answered(project, cut_out(tmp_path / "repro", **change), tmp_path / "place", **change)
+    assert seen.status == "not_run"
+    assert said in seen.words
+
+
+def test_a_candidate_that_ends_its_process_is_not_run(project: Path, tmp_path: Path) -> None:
+    folder = cut_out(tmp_path / "repro")
+    manifest = artifact.read(folder, ReproManifest)
+    candidate_with(project, "    total = total_of(s)\n", "    import os\n    os._exit(0)\n")
+    (tmp_path / "job").mkdir()
+    seen = repros.run_after(folder, manifest, describe(project / "kernels" / "norm"), Job(tmp_path / "job"))
+    assert seen.status == "not_run"
+    assert "exit code 0" in seen.words
+
+
+def test_what_hangs_is_ended_with_all_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repros, "LIMIT_S", 1)
+    script = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    code, said = repros.run([sys.executable, "-c", script], tmp_path)
+    assert (code, said) == (-1, "no answer within 1 s")
+
+
+def test_a_damaged_repro_is_refused(kit: Any, project: Path) -> None:
+    folder = cut_out(project / ".samebits" / "jobs" / "m" / "repro")
+    (folder / "repro.py").write_text("print('2 of 60 elements differ')\nraise SystemExit(1)\n")
+    with pytest.raises(UserError, match="damaged"):
+        kit.propose(project, repro=str(folder))
