@@ -13,6 +13,7 @@ from samebits.tools.schema.experiment import Pool as Settings
 from samebits.tools.schema.requests import ApplyRequest, ProposeRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from samebits.tools.schema.requests import Request
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 AT_HOME = (ProposeRequest, ApplyRequest)
 """Never sent to another machine."""
 SECRET = re.compile(r"(^|_)(TOKENS?|SECRETS?|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|KEY)(_|$)", re.IGNORECASE)
+ELSEWHERE = frozenset(("inspect", "measure", "capture", "diff", "minimize", "build", "gate", "demo"))
+"""Verbs that a Ray node can carry out. Proposals are about this repository, and a loop goes on from its own folder."""
 RAY_FILE = "ray.json"
 """In the job folder of a job for Ray: its order, for the submitter."""
 
@@ -62,18 +65,18 @@ def settings_of(request: Request, project: Path) -> Settings:
 
 
 def order_of(
-    request: Request, folder: Path, settings: Settings, available: tuple[str, ...] | None, *, python: str = ""
+    request: Request, folder: Path, settings: Settings, available: Callable[[], tuple[str, ...]], *, python: str = ""
 ) -> Order:
     """The order of one request.
 
     Args:
-        available: UUIDs of the GPUs here; not looked at for Ray.
+        available: gives the UUIDs of the GPUs here; not asked for Ray.
 
     Raises:
         UserError: more GPUs asked for than there are here.
     """
-    remote = settings.backend == "ray"
-    need = Need(slot="", gpus=gpu_count(request)) if remote else need_of(request, available or ())
+    remote = settings.backend == "ray" and request.kind in ELSEWHERE
+    need = Need(slot="", gpus=gpu_count(request)) if remote else need_of(request, available())
     return Order(
         folder=str(folder),
         slot=need.slot,

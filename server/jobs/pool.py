@@ -70,8 +70,7 @@ class Pool:
         settings = settings or settings_of(request, Path())
         given_away = self.spool.wanted(settings)
         folder = launch.new_folder(self.index.root, request.kind)
-        available = () if settings.backend == "ray" else self.slots.available
-        order = order_of(request, folder, settings, available, python=self.python)
+        order = order_of(request, folder, settings, lambda: self.slots.available, python=self.python)
         launch.prepare(request, folder)
         try:
             self.index.add(folder.name, request.kind)

@@ -56,14 +56,15 @@ def start(
     """
     settings = settings_of(request, Path())
     spool = Spool()
-    if spool.wanted(settings):
-        order = order_of(request, folder, settings, () if settings.backend == "ray" else gpus(), python=python)
+    given_away = spool.wanted(settings)
+    # A child of this process takes no slot, so it does not matter here how many GPUs there are.
+    order = order_of(request, folder, settings, gpus if given_away else lambda: (), python=python)
+    if given_away:
         launch.prepare(request, folder)
         spool.put(order)
         return Submitted(folder, spool)
-    if settings.backend != "ray":
-        python = python or settings.worker_python
-        return launch.start(request, folder, python=python, time_limit_s=time_limit_s)
+    if order.where == "here":
+        return launch.start(request, folder, python=order.python, time_limit_s=time_limit_s)
     launch.prepare(request, folder)
-    write_order(order_of(request, folder, settings, None, python=python))
+    write_order(order)
     return launch.spawn(folder, env=worker_environment(ray=True), module=RAY_RUNNER)

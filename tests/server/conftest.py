@@ -86,6 +86,10 @@ elif do == "artifact":
 elif do == "elsewhere":
     following = "samebits diff --rollout " + request["rollout"] + " --max-operators 4"
     answer(ids=dict(rollout=os.path.relpath(request["rollout"], folder)), next=following, rows=[dict(a=None, b=0)])
+elif do == "read":
+    model = request["experiment"]["rollout"]["model"]
+    places = [os.path.join(place, name) for place, _, names in os.walk(model) for name in names]
+    answer(rows=[dict(path=os.path.relpath(path, model), text=open(path).read()) for path in sorted(places)])
 elif do == "torn":
     open(folder + "/result.json", "w").write('{{"state": "succeeded", "res')
 else:

@@ -17,3 +17,7 @@ class UserError(Exception):
         self.thing = thing
         self.reason = reason
         self.next_step = next_step
+
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str]]:
+        """Whole also after it came from another process."""
+        return UserError, (self.thing, self.reason, self.next_step)

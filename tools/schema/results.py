@@ -41,8 +41,9 @@ class Succeeded(Model):
 
 class Failed(Model):
     state: Literal["failed"] = "failed"
-    error: Literal["user", "side_died", "resource", "internal"]
-    """user: bad input; side_died: an engine or trainer process ended; resource: disk or memory; internal: our fault."""
+    error: Literal["user", "side_died", "resource", "node_lost", "internal"]
+    """user: bad input; side_died: an engine or trainer process ended; resource: disk or memory; node_lost: the machine
+    of a cluster that carried it out is gone; internal: our fault."""
     message: str
 
 

@@ -182,7 +182,7 @@ def test_without_a_daemon_a_waiting_job_can_be_cancelled_and_serve_is_refused(
 
     folder = tmp_path / "jobs" / "one"
     launch.prepare(asked("sleep"), folder)
-    spool.put(order_of(asked("sleep"), folder, Settings(), ()))
+    spool.put(order_of(asked("sleep"), folder, Settings(), tuple))
     assert state(pool, "one") == "queued"
     pool.cancel("one")
     assert state(pool, "one") == "cancelled"
