@@ -15,6 +15,7 @@ OPERATORS = {
     "embedding": "samebits.kernels.ops.embedding",
     "linear": "samebits.kernels.ops.linear",
     "logprob": "samebits.kernels.ops.logprob",
+    "normed_rotary": "samebits.kernels.ops.normed_rotary",
     "rms_norm": "samebits.kernels.ops.rms_norm",
     "rotary": "samebits.kernels.ops.rotary",
     "silu_mul": "samebits.kernels.ops.silu_mul",

@@ -23,6 +23,7 @@ COMMON: Hooks = {
         "lm_head",
         "embedding_bias",
     ),
+    ("vllm.model_executor.models.qwen3", "Qwen3Attention.forward"): ("self", "positions", "hidden_states"),
     ("vllm.v1.sample.sampler", "Sampler.compute_logprobs"): ("logits",),
     ("vllm.v1.sample.sampler", "Sampler.gather_logprobs"): ("logprobs", "num_logprobs", "token_ids"),
     ("vllm.v1.sample.sampler", "Sampler.gather_specific_token_logprobs"): (

@@ -19,7 +19,6 @@ CONTAINERS = (
     "Qwen3ForCausalLM",
     "Qwen3Model",
     "Qwen3DecoderLayer",
-    "Qwen3Attention",
     "Qwen2MLP",
     "LlamaForCausalLM",
     "LlamaModel",
@@ -127,6 +126,7 @@ def _makers() -> dict[str, Callable[[str, Any], list[Change]]]:
         "ParallelLMHead": _embedding,
         "LogitsProcessor": _logits,
         "Attention": _attention,
+        "Qwen3Attention": _qwen3_attention,
     } | dict.fromkeys(linears, _linear)
 
 
@@ -236,3 +236,12 @@ def _attention(path: str, module: Any) -> list[Change]:
         )
     change = _turn(path, impl, into, "samebits::attention")
     return [Change(path, f"Attention ({type(impl).__name__})", change.operator, change.put)]
+
+
+def _qwen3_attention(path: str, module: Any) -> list[Change]:
+    from samebits.kernels.adapters.vllm.layers import SamebitsQwen3Attention
+
+    eps = module.q_norm.variance_epsilon
+    _only(path, dual_chunk_attention_config=(module.dual_chunk_attention_config, None))
+    _only(f"{path}.k_norm", eps=(module.k_norm.variance_epsilon, eps))
+    return [_turn(path, module, SamebitsQwen3Attention, "samebits::normed_rotary (norms of q and k, rotation)")]

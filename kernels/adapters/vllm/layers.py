@@ -17,9 +17,11 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.models.qwen3 import Qwen3Attention
 
 from samebits.kernels.ops.embedding.op import embedding
 from samebits.kernels.ops.linear.op import linear
+from samebits.kernels.ops.normed_rotary.op import normed_rotary
 from samebits.kernels.ops.rms_norm.op import rms_norm
 from samebits.kernels.ops.rotary.op import rotary
 from samebits.kernels.ops.silu_mul.op import silu_mul
@@ -81,3 +83,23 @@ class SamebitsEmbeddingMethod(UnquantizedEmbeddingMethod):
     def embedding(self, layer: Any, input_: torch.Tensor) -> torch.Tensor:
         """ids [T] -> [T, K]."""
         return embedding(input_, layer.weight.data)
+
+
+class SamebitsQwen3Attention(Qwen3Attention):
+    """Norms of q and k and the rotation in one launch: samebits::normed_rotary."""
+
+    def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states [T, K] -> [T, K]."""
+        qkv, _ = self.qkv_proj(hidden_states)
+        q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], -1)
+        q_THE, k_TGE = normed_rotary(
+            q.unflatten(-1, (-1, self.head_dim)),
+            k.unflatten(-1, (-1, self.head_dim)),
+            self.q_norm.weight.data,
+            self.k_norm.weight.data,
+            self.q_norm.variance_epsilon,
+            positions.flatten(),
+            self.rotary_emb.cos_sin_cache,
+        )
+        out, _ = self.o_proj(self.attn(q_THE.flatten(1), k_TGE.flatten(1), v))
+        return out

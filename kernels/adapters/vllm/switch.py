@@ -8,20 +8,31 @@ the digest of the operators there, so no graph that was compiled around others c
 
 from __future__ import annotations
 
+import hashlib
 import os
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.proved import kernels_digest
 
 VARIABLE = "SAMEBITS_KERNELS"
 TABLE = "samebits"
 KEY = "samebits_kernels"
+ROOT = Path(__file__).resolve().parent.parent.parent
+SOURCES = ("contract_version.py", "ops", "adapters/vllm", "adapters/rotary_table.py")
 
 
+@cache
 def digest() -> str:
-    """Names operators, tables and contract in 16 hex digits."""
-    return kernels_digest()[:16]
+    """Names operators, tables and contract in 16 hex digits: the sources of what is put into the engine."""
+    found = hashlib.sha256()
+    for name in SOURCES:
+        place = ROOT / name
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if path.suffix in (".py", ".json"):
+                found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
 
 
 def with_key(given: Any) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""Engines and a trainer as child processes: what throughput.py and rollout_exact.py share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+HERE = Path(__file__).resolve().parent
+SHAPES: dict[str, dict[str, Any]] = {
+    "1.7b": {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "8b": {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "tiny": {"head_dim": 64, "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 512},
+}
+FAMILY = {"1.7b": "qwen3_tied", "8b": "qwen3", "tiny": "qwen3"}
+MAKE = (
+    "import sys, json, pathlib, torch; from samebits.tools.sides.transformers.tiny import write_tiny;"
+    "torch.set_default_device(sys.argv[2]);"
+    "write_tiny(pathlib.Path(sys.argv[1]), sys.argv[4], **json.loads(sys.argv[3]))"
+)
+ARMS: dict[str, dict[str, str]] = {
+    "default": {},
+    "batch_invariant": {"VLLM_BATCH_INVARIANT": "1"},
+    "samebits": {"SAMEBITS_KERNELS": "samebits"},
+}
+"""Environment of each arm; everything else is the same."""
+COMMON = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+
+
+def write_model(folder: Path, shape: str, device: str, env: dict[str, str]) -> None:
+    """Random weights of the shape as a model folder that both sides read."""
+    sizes = json.dumps(SHAPES[shape])
+    subprocess.run([sys.executable, "-c", MAKE, str(folder), device, sizes, FAMILY[shape]], env=env, check=True)
+
+
+@dataclass(slots=True)
+class Engine:
+    """A child with one engine. `start` returns at once; `ready` waits until it is up."""
+
+    name: str
+    process: subprocess.Popen[str]
+    reply: IO[str]
+    log: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def start(
+        cls, name: str, settings: dict[str, Any], env: dict[str, str], work: Path, extra: dict[str, str]
+    ) -> Engine:
+        """Its own process, log and cache folder."""
+        reading, writing = os.pipe()
+        log = work / f"{name}.log"
+        own = env | COMMON | {"VLLM_CACHE_ROOT": str(work / f"cache-{name}")} | extra
+        command = [sys.executable, str(HERE / "engine_child.py"), "--settings", json.dumps(settings)]
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                [*command, "--reply", str(writing)],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=own,
+                pass_fds=(writing,),
+            )
+        os.close(writing)
+        return cls(name, process, os.fdopen(reading), log)
+
+    def answer(self) -> dict[str, Any]:
+        """The next reply.
+
+        Raises:
+            RuntimeError: the child failed; the end of its log.
+        """
+        line = self.reply.readline()
+        found: dict[str, Any] = json.loads(line) if line else {"error": "ended"}
+        if "error" in found:
+            tail = self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
+            raise RuntimeError(f"{self.name}: {found['error']}\n{tail}")
+        return found
+
+    def ready(self) -> float:
+        """Seconds that the engine took to come up."""
+        return float(self.answer()["seconds"])
+
+    def ask(self, do: str, **order: Any) -> dict[str, Any]:
+        """One order, and its answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do} | order) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def stop(self) -> None:
+        """End the child."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def score(model: Path, files: list[Path], device: str, env: dict[str, str], out: Path) -> dict[str, Any]:
+    """The trainer with the table "samebits" over the tokens of these files; see score_child.py."""
+    command = [sys.executable, str(HERE / "score_child.py"), "--model", str(model), "--device", device]
+    subprocess.run([*command, "--out", str(out), *map(str, files)], env=env | COMMON, check=True)
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,105 @@
+"""Exactness of vLLM with samebits' operators against the trainer: python benchmarks/rollout_exact.py --out FOLDER
+
+Each variant is an engine in its own process and cache folder: as vLLM runs by default (compiled, CUDA graphs, prefix
+cache), eager, with prompts cut into small chunks, with the other model runner. Each runs the same prompts three times:
+cold, again (cached prefixes) at a low concurrency, and at temperature 0.7. Then the trainer with the table "samebits"
+recomputes every sampled token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from engines import ARMS, SHAPES, Engine, score, write_model
+from main_job import linked
+
+OURS = ARMS["samebits"]
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "default": ({}, OURS),
+    "eager": ({"enforce_eager": True}, OURS),
+    "chunked": ({"max_num_batched_tokens": 256, "max_num_seqs": 64}, OURS),
+    "runner_v1": ({}, OURS | {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+    "stock": ({}, {}),
+}
+"""Engine arguments and environment. "stock" is vLLM as it is: it must differ, else the check sees nothing."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shape", choices=SHAPES, default="1.7b")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
+    parser.add_argument("--prompts", type=int, default=48)
+    parser.add_argument("--longest", type=int, default=1400)
+    parser.add_argument("--new-tokens", type=int, default=48)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="exact-"))
+    env = linked(work / "links")
+    begun = time.monotonic()
+    write_model(work / "model", options.shape, options.device, env)
+    print(f"model written in {time.monotonic() - begun:.0f} s", flush=True)
+    settings: dict[str, Any] = {
+        "model": str(work / "model"),
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "max_model_len": 2048 if options.device == "cuda" else 512,
+        "logprobs_mode": "processed_logprobs",
+        "kv_cache_memory_bytes": (12 if options.device == "cuda" else 1) << 30,
+        "gpu_memory_utilization": 0.15,
+    }
+    engines = []
+    for name in options.variants:
+        own, extra = VARIANTS[name]
+        engines.append(Engine.start(name, settings | own, env, options.out, extra))
+    spec = {
+        "seed": 1,
+        "count": options.prompts,
+        "shortest": 3,
+        "longest": options.longest,
+        "shared": options.longest // 3,
+        "vocabulary": SHAPES[options.shape]["vocab_size"],
+    }
+    files = []
+    facts: dict[str, Any] = {}
+    for engine in engines:
+        try:
+            facts[engine.name] = {"up": engine.ready()}
+            print(f"{engine.name}: up in {facts[engine.name]['up']:.0f} s", flush=True)
+            for concurrency, temperature in ((256, 1.0), (5, 1.0), (64, 0.7)):
+                some = spec if concurrency > 5 else spec | {"count": max(4, options.prompts // 4)}
+                engine.ask(
+                    "generate",
+                    prompts=some,
+                    new_tokens=options.new_tokens,
+                    concurrency=concurrency,
+                    temperature=temperature,
+                )
+            facts[engine.name] |= engine.ask("read_back")
+            kernels = engine.ask(
+                "profile",
+                prompts=spec | {"count": 8, "longest": 64},
+                new_tokens=8,
+                concurrency=8,
+                keep=False,
+            )["kernels"]
+            facts[engine.name]["kernels"] = kernels
+            files.append(work / f"{engine.name}.pt")
+            engine.ask("save", path=str(files[-1]))
+        except RuntimeError as error:
+            facts[engine.name] = {"failed": str(error)}
+            print(f"FAILED {str(error)[-2500:]}", flush=True)
+        engine.stop()
+        (options.out / "engines.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    if files:
+        score(work / "model", files, options.device, env, options.out / "exact.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""normed_rotary as a torch.library operator: for engines, without a gradient."""
+
+from __future__ import annotations
+
+import torch
+
+from samebits.kernels.ops.check import require, require_same
+from samebits.kernels.ops.normed_rotary.contract import contract
+from samebits.kernels.ops.ran import ran
+from samebits.kernels.ops.rotary.op import check as check_rotary
+
+NAME = "normed_rotary"
+SIZES = (64, 128)
+"""Head sizes on CUDA."""
+
+
+@torch.library.custom_op("samebits::normed_rotary", mutates_args=())
+def forward_op(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    positions: torch.Tensor,
+    cache: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(q', k') of README.md."""
+    check_rotary(q, k, positions, cache)
+    require_same(NAME, q=q, q_weight=q_weight, k_weight=k_weight)
+    size = q.shape[2]
+    require(cache.shape[1] == size, NAME, f"cache {tuple(cache.shape)} rotates other than whole heads of {size}")
+    for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
+        fits = tuple(weight.shape) == (size,) and weight.is_contiguous()
+        require(fits, NAME, f"{name} {tuple(weight.shape)} must be a contiguous [{size}]")
+    ran(NAME)
+    if q.is_cuda:
+        require(size in SIZES and q.element_size() == 2, NAME, f"{q.dtype}, head size {size} on CUDA: 16 bits, {SIZES}")
+        from samebits.kernels.ops.normed_rotary.triton import run
+
+        return run(q, k, q_weight, k_weight, eps, positions, cache)
+    return contract(q, k, q_weight, k_weight, eps, positions, cache)
+
+
+@forward_op.register_fake
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    positions: torch.Tensor,
+    cache: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device), torch.empty(k.shape, dtype=k.dtype, device=k.device)
+
+
+def normed_rotary(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    positions: torch.Tensor,
+    cache: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normed and rotated q [T, H, D] and k [T, G, D] by contract (README.md); weights [D], cache [P, D] = cos | sin."""
+    return forward_op(q, k, q_weight, k_weight, eps, positions, cache)  # type: ignore[no-any-return]
