@@ -1,6 +1,6 @@
 """samebits.lock at start-up: is this the set-up that the gate proved?
 
-    python -m samebits.kernels.adapters.proved    # this process's side of the comparison, as JSON
+    python -m samebits.kernels.adapters.proved rollout    # this process's side of the comparison, as JSON
 
 The gate runs that in the environment of each side and stores it in the lock; the adapters compare with it.
 """
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,6 +50,10 @@ SILENT = (
     "VLLM_WORKER_MULTIPROC_METHOD",
 )
 """Those of them that change none."""
+ITSELF = {"none", "vllm"}
+"""Tables that mean the same under an engine: its own operators."""
+ENGINE_ALONE = ("VLLM_CPU_ATTN_SPLIT_KV", "VLLM_USE_FLASHINFER_SAMPLER")
+"""Those that no operator of a trainer reads."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,8 +76,8 @@ class Standing:
         return f"UNPROVEN, other than {self.lock}: {'; '.join(self.changed)}"
 
 
-def fingerprint() -> dict[str, str]:
-    """What the bits depend on besides settings and weights, of this process."""
+def fingerprint(role: str) -> dict[str, str]:
+    """What the bits of a side ("rollout", "trainer") depend on besides settings and weights, in this process."""
     import torch
 
     facts = {
@@ -88,7 +93,8 @@ def fingerprint() -> dict[str, str]:
             continue
     if torch.cuda.is_available():
         facts |= _gpu(torch)
-    facts |= {key: value for key, value in sorted(os.environ.items()) if key.startswith(NUMBERS) and key not in SILENT}
+    silent = SILENT if role == "rollout" else (*SILENT, *ENGINE_ALONE)
+    facts |= {key: value for key, value in sorted(os.environ.items()) if key.startswith(NUMBERS) and key not in silent}
     return facts
 
 
@@ -117,7 +123,7 @@ def compare(role: str, asked: Mapping[str, str], lock: Path | str | None, allow_
     if path is None:
         return Standing(None)
     held = _read(path)
-    now = fingerprint()
+    now = fingerprint(role)
     then = dict(held["proved"].get(role) or {})
     settings = dict(held["settings"].get(role) or {})
     if not then:
@@ -130,7 +136,7 @@ def compare(role: str, asked: Mapping[str, str], lock: Path | str | None, allow_
     changed += [
         f"[{role}] {name}: proved {settings.get(name, 'without')}, now {value}"
         for name, value in asked.items()
-        if settings.get(name) != value
+        if settings.get(name) != value and not (role == "rollout" and {value, settings.get(name)} <= ITSELF)
     ]
     standing = Standing(path, tuple(changed))
     if changed and not allow_unproven:
@@ -198,4 +204,4 @@ def _gpu(torch: Any) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(fingerprint()))
+    print(json.dumps(fingerprint(sys.argv[1])))

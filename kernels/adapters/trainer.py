@@ -74,6 +74,10 @@ class Trainer:
         ).logits
         return self.patched.logprob(logits_1NV[0], torch.tensor(targets, **as_row), temperature)
 
+    def checkpoint(self, on: bool = True) -> None:
+        """Gradient checkpointing by layers; see `Patched.checkpoint`."""
+        self.patched.checkpoint(on)
+
     def push(self, llm: Any) -> list[str]:
         """The model's weights into a live engine of this process, its cached prefixes forgotten; what was done.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.server.cli import show
+from samebits.server.cli import gate_compare, show
 from samebits.server.jobs import launch
 from samebits.server.jobs.start import start
 from samebits.tools.report import junit
@@ -27,15 +27,24 @@ def gate(
     rollout: Annotated[Path | None, typer.Option(help="A stored Rollout artifact, or JSONL/parquet rows.")] = None,
     axes: Annotated[str, typer.Option(help="Comma-separated axes to run (default: [gate] axes, else all).")] = "",
     require: Annotated[str, typer.Option(help="Comma-separated axes that must have run.")] = "",
+    resume: Annotated[
+        Path | None, typer.Option(help="An earlier piece of this gate: what it has a verdict on is taken over.")
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="OLD NEW", help="Run nothing: two reports side by side, as a page (--out FILE)."),
+    ] = None,
     tiny: Annotated[str, typer.Option(help="A tiny random model on CPU: qwen3, qwen3_tied, llama, qwen3_moe.")] = "",
     junit_file: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML here.")] = None,
     lock: Annotated[
         Path | None, typer.Option(help="Write samebits.lock here when green (default: beside samebits.toml).")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Job folder to make.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Job folder, or the page of --compare.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")] = False,
 ) -> None:
     """Every axis exact, each with a negative control that must fail; exits 0 only then. Writes samebits.lock."""
+    if compare is not None:
+        raise typer.Exit(gate_compare.show_both(*compare, out or Path("compare.html"), as_json=as_json))
     experiment = Experiment() if tiny else reader.read(config, tuple(sets or ()))
     if tiny and (sets or rollout):
         raise UserError("--tiny", "brings its own experiment", "leave --set and --rollout out, or --tiny")
@@ -48,6 +57,7 @@ def gate(
             "rollout": None if rollout is None else str(rollout.resolve()),
             "axes": _names(axes),
             "require": _names(require),
+            "resume": "" if resume is None else str(resume.resolve()),
             "tiny": tiny,
         }
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from samebits.tools.schema.results import Event
-from samebits.tools.sides.session import Session
+from samebits.tools.sides.session import Deadline, Session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,10 @@ class Job:
     events: Path | None = None
     """Where progress is written; None: events.jsonl of the folder."""
     counter: dict[str, int] = field(default_factory=dict)
+    prepared: dict[tuple[str, ...], Session] = field(default_factory=dict)
+    """Processes of sides that wait to be opened."""
+    deadline: Deadline = field(default_factory=Deadline)
+    """For every answer of a side that this job opened."""
 
     def emit(self, phase: str, message: str, done: int | None = None, total: int | None = None) -> None:
         """Append one line to events.jsonl."""
@@ -48,7 +53,39 @@ class Job:
         """Start a side of this experiment (a context manager)."""
         config = experiment.rollout if role == "rollout" else experiment.trainer
         self.emit("open", f"loading the {role} side: {config.side}")
-        return Session.start(role, experiment, device_of(experiment), self.folder, env=env, taps=taps)
+        waiting = self.prepared.pop(_key(role, experiment, env), None)
+        device = device_of(experiment)
+        if waiting is None:
+            return Session.start(role, experiment, device, self.folder, env=env, taps=taps, deadline=self.deadline)
+        waiting.deadline = self.deadline
+        waiting.open(experiment, device, taps=taps)
+        return waiting
+
+    def prepare(
+        self,
+        role: Literal["rollout", "trainer"],
+        experiment: Experiment,
+        *,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the process of a side that will be opened soon, so that its libraries load meanwhile (on another core;
+        with one core there is nothing to gain). Whoever runs the job calls `drop_prepared` at its end.
+        """
+        key = _key(role, experiment, env)
+        if key not in self.prepared and (os.cpu_count() or 1) > 1:
+            self.prepared[key] = Session.launch(role, experiment, device_of(experiment), self.folder, env=env)
+
+    def drop_prepared(self) -> None:
+        """End what was prepared and never opened."""
+        while self.prepared:
+            self.prepared.popitem()[1].stop()
+
+
+def _key(role: str, experiment: Experiment, env: Mapping[str, str] | None) -> tuple[str, ...]:
+    """Sides with the same key need the same process: libraries and environment."""
+    config = experiment.rollout if role == "rollout" else experiment.trainer
+    variables = sorted((dict(config.env) | dict(env or {})).items())
+    return (role, config.side, repr(config.kernels), repr(variables), device_of(experiment))
 
 
 def device_of(experiment: Experiment) -> Literal["cpu", "cuda"]:

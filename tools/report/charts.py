@@ -48,7 +48,7 @@ def token_differences(before: Sequence[float], after: Sequence[float], label: st
     return _frame(body, label)
 
 
-def bars(rows: Sequence[tuple[str, float, str]], label: str) -> str:
+def bars(rows: Sequence[tuple[str, float, str]], label: str, css: str = "bar") -> str:
     """Horizontal bars: (name, share from 0 to 1, text at the end)."""
     pitch, name_width = 18, 300
     height = pitch * len(rows) + 8
@@ -61,7 +61,7 @@ def bars(rows: Sequence[tuple[str, float, str]], label: str) -> str:
         body.append(f'<rect class="track" x="{name_width}" y="{y + 2}" width="{track}" height="{pitch - 6}"/>')
         if length:
             body.append(
-                f'<rect class="bar" x="{name_width}" y="{y + 2}" width="{max(length, 2):.1f}" height="{pitch - 6}"/>'
+                f'<rect class="{css}" x="{name_width}" y="{y + 2}" width="{max(length, 2):.1f}" height="{pitch - 6}"/>'
             )
         body.append(f'<text x="{WIDTH - 100}" y="{y + 12}">{escape(text)}</text>')
     return _frame(body, label, height)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from samebits.tools.report import charts
 from samebits.tools.report.page import environment
+from samebits.tools.schema.artifacts.regression import Throughput
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,11 +45,46 @@ def gate(report: RegressionReport, differences: Sequence[float]) -> str:
             verdict=_verdict(report),
             matrix=[(axis, _mark(axis), _lines(axis)) for axis in report.axes],
             histogram=Markup(histogram),
+            speed=_speed(report),
             tokens_chart=Markup(charts.token_differences((), differences, TOKENS)) if differences else "",
         )
     )
 
 
+RATES = "sampled tokens per second: median, and the slowest and fastest run"
+
+
+def rates(rows: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """Bars of tokens per second, one per engine: (name, runs)."""
+    top = max((max(runs) for _, runs in rows), default=0.0) or 1.0
+    return charts.bars(
+        [(name, median(runs) / top, f"{median(runs):.0f} ({min(runs):.0f}-{max(runs):.0f})") for name, runs in rows],
+        RATES,
+        "after",
+    )
+
+
+def _speed(report: RegressionReport) -> tuple[str, str, str] | None:
+    """Style class, words, chart."""
+    measured = report.throughput
+    if measured is None:
+        return None
+    if not isinstance(measured, Throughput):
+        return "bad" if measured.required else "soft", f"not measured: {measured.reason}", ""
+    low, high = measured.span
+    words = (
+        f"{measured.ratio:.2f} of the engine without samebits (medians of {len(measured.own.runs)} runs; any two runs "
+        f"give {low:.2f} to {high:.2f}); the bar is {measured.bar:.2f}: {VERDICT[measured.verdict]}"
+    )
+    css = {"above": "good", "below": "bad", "unclear": "bad" if measured.required else "soft"}[measured.verdict]
+    return css, words, Markup(rates([(rate.what, rate.runs) for rate in (measured.own, measured.stock)]))
+
+
+VERDICT = {
+    "above": "passed",
+    "below": "too slow",
+    "unclear": "no verdict, the noise of this machine reaches over the bar",
+}
 HISTOGRAM = "tokens by distance in ulps: the axes, and their negative controls"
 TOKENS = "|rollout - trainer| of every valid token, nats"
 
@@ -87,6 +124,8 @@ def _lines(axis: AxisRow) -> list[Line]:
         lines.append(Line(f"control: {axis.control.disturbed}", axis.control.stats, "soft"))
     if axis.outcome.status in ("not_run", "vacuous") and axis.outcome.reason != "; ".join(axis.skipped):
         lines.append(Line(axis.outcome.reason, None, "bad" if axis.red else "soft"))
+    if axis.outcome.status == "timed_out":
+        lines.append(Line(f"over its limit of {axis.outcome.limit_s:.0f} s: no verdict", None, "bad"))
     if axis.outcome.status == "too_few":
         lines.append(Line(f"{axis.outcome.tokens} tokens compared, {axis.outcome.needed} needed", None, "bad"))
     return lines

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+from samebits.tools.schema.artifacts.regression import Throughput
+
 if TYPE_CHECKING:
     from samebits.tools.schema.artifacts.regression import AxisRow, RegressionReport
 
@@ -17,7 +19,7 @@ def render(report: RegressionReport) -> str:
     comparison = ElementTree.Element("testcase", classname=SUITE, name="comparison", time="0")
     if report.comparison.stats.nonzero != 1:
         ElementTree.SubElement(comparison, "failure", message="a flipped bit was not seen as one token")
-    return _suite([comparison, *cases], report.seconds)
+    return _suite([comparison, *cases, *_speed(report)], report.seconds)
 
 
 def render_error(message: str) -> str:
@@ -36,6 +38,8 @@ def _case(axis: AxisRow) -> ElementTree.Element:
         _told(case, "failure", f"{outcome.way}: {figures}")
     elif outcome.status == "too_few":
         _told(case, "failure", f"{outcome.way}: {outcome.tokens} tokens compared, {outcome.needed} needed")
+    elif outcome.status == "timed_out":
+        _told(case, "error", f"over its limit of {outcome.limit_s:.0f} s: no verdict")
     elif outcome.status == "vacuous":
         _told(case, "failure", outcome.reason)
     elif outcome.status == "not_run":
@@ -47,6 +51,25 @@ def _case(axis: AxisRow) -> ElementTree.Element:
         lines.append(f"control, {axis.control.disturbed}: {seen}")
     ElementTree.SubElement(case, "system-out").text = _plain("\n".join(lines))
     return case
+
+
+def _speed(report: RegressionReport) -> list[ElementTree.Element]:
+    measured = report.throughput
+    if measured is None:
+        return []
+    case = ElementTree.Element("testcase", classname=SUITE, name="throughput", time="0")
+    if not isinstance(measured, Throughput):
+        _told(case, "failure" if measured.required else "skipped", f"not measured: {measured.reason}")
+        return [case]
+    case.set("time", f"{measured.seconds:.3f}")
+    low, high = measured.span
+    said = f"{measured.ratio:.3f} of the engine without samebits, any two runs {low:.3f} to {high:.3f}"
+    if measured.verdict == "below":
+        _told(case, "failure", f"{said}: below {measured.bar:.3f}")
+    elif measured.verdict == "unclear":
+        _told(case, "failure" if measured.required else "skipped", f"{said}: not told apart from {measured.bar:.3f}")
+    ElementTree.SubElement(case, "system-out").text = said
+    return [case]
 
 
 def _told(case: ElementTree.Element, tag: str, message: str) -> None:

@@ -30,6 +30,11 @@ class How(Model):
     """Leave the prefix cache as the last pass left it: stale after a push without reset (a negative control)."""
     stride: int = 1
     """Prefill path: rescore every stride-th sampled token only."""
+    layout: Literal["", "single", "padded", "packed"] = ""
+    """Trainer: lay the sequences out so in this pass; "": as configured."""
+    gradients: Literal["no", "yes", "checkpointed"] = "no"
+    """Trainer: build the graph of the backward pass, and with "checkpointed" keep only the inputs of each layer. The
+    backward pass is run, so that what is recomputed is."""
 
 
 class Open(Model):

@@ -86,6 +86,8 @@ class GateRequest(Model):
     """Only these; (): [gate] axes, and when that is empty all."""
     require: tuple[str, ...] = ()
     """Must have run, on top of [gate] require."""
+    resume: str = ""
+    """Folder of an earlier piece of this gate (or its job folder): axes it has a verdict on are taken over."""
     tiny: Literal["", "qwen3", "qwen3_tied", "llama", "qwen3_moe"] = ""
     """Use a tiny random model of this family on CPU, vLLM's operators in its trainer, in place of the experiment's
     sides."""

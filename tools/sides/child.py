@@ -1,6 +1,8 @@
 """The process of one side: reads commands from one pipe, answers on another, logs to its stderr.
 
-    python -m samebits.tools.sides.child COMMAND_FD REPLY_FD
+    python -m samebits.tools.sides.child COMMAND_FD REPLY_FD LIBRARY...
+
+Each LIBRARY ("vllm", "transformers") is imported before the first command is there; other words are passed over.
 
 Its environment is set by the session before the interpreter starts, so that libraries see it at import.
 """
@@ -9,7 +11,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,9 +50,11 @@ def carry_out(side: Side | None, command: Command) -> tuple[Side | None, Done]:
         return side, Done(facts=facts, lines=tuple(lines))
     assert side is not None, "a command before open"
     if isinstance(command, Generate):
+        begun = time.monotonic()
         data = side.generate(command.workload)
+        seconds = time.monotonic() - begun
         rollout_store.write(Path(command.folder), data, side=str(side.describe()[0].get("name", "")))
-        return side, Done(facts={"tokens": int(data.valid_N.sum())})
+        return side, Done(facts={"tokens": int(data.valid_N.sum()), "seconds": seconds})
     if isinstance(command, Score):
         data = rollout_store.read(Path(command.rollout))
         folder = Path(command.folder)
@@ -74,6 +80,18 @@ def carry_out(side: Side | None, command: Command) -> tuple[Side | None, Done]:
     raise AssertionError(command)
 
 
+def warm(libraries: list[str]) -> None:
+    """Import what this side will need. What fails here fails again, and is answered, when the side is opened."""
+    with suppress(Exception):
+        from samebits.kernels.adapters import cpu_isa
+
+        cpu_isa.apply()
+        if "transformers" in libraries:
+            from transformers import AutoModelForCausalLM  # noqa: F401
+        if "vllm" in libraries:
+            import vllm.entrypoints.llm  # noqa: F401
+
+
 def answer(side: Side | None, line: str) -> tuple[Side | None, Reply]:
     """Like carry_out, with every exception turned into a reply."""
     try:
@@ -90,6 +108,7 @@ def main() -> None:
     commands = os.fdopen(int(sys.argv[1]), "r", encoding="utf-8")
     replies = os.fdopen(int(sys.argv[2]), "w", encoding="utf-8", buffering=1)
     side: Side | None = None
+    warm(sys.argv[3:])
     for line in commands:
         if isinstance(COMMAND.validate_json(line), Close):
             break

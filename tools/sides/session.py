@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,22 @@ class SideDied(Exception):
         super().__init__(f"the {role} side {message}. Next: read the end of {log}")
 
 
+class OutOfTime(Exception):
+    """A deadline passed while a side was at work; its process was ended."""
+
+
+@dataclass(slots=True)
+class Deadline:
+    """When the sides of a job must have answered; shared by all of them, moved by the verb."""
+
+    at: float | None = None
+    """time.monotonic(); None: never."""
+
+    def left(self) -> float | None:
+        """Seconds until then, at least 0."""
+        return None if self.at is None else max(0.0, self.at - time.monotonic())
+
+
 @dataclass(slots=True)
 class Session:
     """One open side. Use as a context manager, so that its process never outlives the job."""
@@ -41,6 +59,7 @@ class Session:
     log: Path
     commands: int
     replies: int
+    deadline: Deadline
     opened: Done | None = None
     busy: bool = False
     """A command was sent and not answered yet."""
@@ -56,17 +75,39 @@ class Session:
         *,
         env: Mapping[str, str] | None = None,
         taps: bool = False,
+        deadline: Deadline | None = None,
     ) -> Self:
         """Start the process and load the model.
 
         Args:
-            folder: job folder; the log goes to `folder/sides/ROLE.log` (appended).
-            env: on top of the experiment's own environment for this side.
             taps: see `Open.taps`.
 
         Raises:
             UserError: the side refused (missing model, package, ...).
             SideDied: the process ended.
+            OutOfTime: the deadline passed.
+        """
+        session = cls.launch(role, experiment, device, folder, env=env, deadline=deadline)
+        session.open(experiment, device, taps=taps)
+        return session
+
+    @classmethod
+    def launch(
+        cls,
+        role: Literal["rollout", "trainer"],
+        experiment: Experiment,
+        device: Literal["cpu", "cuda"],
+        folder: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        deadline: Deadline | None = None,
+    ) -> Self:
+        """Start the process only: it imports its libraries, and `open` then loads the model.
+
+        Args:
+            folder: job folder; the log goes to `folder/sides/ROLE.log` (appended).
+            env: on top of the experiment's own environment for this side.
+            deadline: for every answer; None: wait for ever.
         """
         config = experiment.rollout if role == "rollout" else experiment.trainer
         log = folder / "sides" / f"{role}.log"
@@ -75,10 +116,11 @@ class Session:
 
         command_read, command_write = os.pipe()
         reply_read, reply_write = os.pipe()
+        wanted = [config.side, "vllm"] if config.kernels == "vllm" else [config.side]
         with log.open("ab") as sink:
             # Same process group as the worker: killing the group leaves no orphan.
             process = subprocess.Popen(
-                [sys.executable, "-m", "samebits.tools.sides.child", str(command_read), str(reply_write)],
+                [sys.executable, "-m", "samebits.tools.sides.child", str(command_read), str(reply_write), *wanted],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
@@ -87,14 +129,17 @@ class Session:
             )
         os.close(command_read)
         os.close(reply_write)
-        session = cls(role, process, log, command_write, reply_read)
+        return cls(role, process, log, command_write, reply_read, deadline or Deadline())
+
+    def open(self, experiment: Experiment, device: Literal["cpu", "cuda"], *, taps: bool = False) -> None:
+        """Load the model; see `start`."""
+        config = experiment.rollout if self.role == "rollout" else experiment.trainer
+        model = experiment.rollout.model if self.role == "rollout" else experiment.trainer_model
         try:
-            model = experiment.rollout.model if role == "rollout" else experiment.trainer_model
-            session.opened = session.ask(Open(role=role, config=config, model=model, device=device, taps=taps))
+            self.opened = self.ask(Open(role=self.role, config=config, model=model, device=device, taps=taps))
         except BaseException:
-            session.stop(hurry=True)
+            self.stop(hurry=True)
             raise
-        return session
 
     def ask(self, command: Command) -> Done:
         """Send one command and wait for its reply.
@@ -102,6 +147,7 @@ class Session:
         Raises:
             UserError: the side refused what the user gave.
             SideDied: the process ended, or the command raised in it.
+            OutOfTime: the deadline passed; the process is gone.
         """
         try:
             self.busy = True
@@ -125,6 +171,10 @@ class Session:
 
     def _line(self) -> bytes:
         while b"\n" not in self._rest:
+            if not select.select([self.replies], [], [], self.deadline.left())[0]:
+                self.process.kill()
+                self.process.wait()
+                raise OutOfTime(f"the {self.role} side was still at work")
             chunk = os.read(self.replies, 1 << 16)
             if not chunk:
                 return b""
@@ -144,7 +194,8 @@ class Session:
             with suppress(OSError):
                 os.close(descriptor)
         try:
-            self.process.wait((0.0 if self.busy else HURRY_S) if hurry else STOP_AFTER_S)
+            deaf = self.opened is None or (hurry and self.busy)
+            self.process.wait(0.0 if deaf else HURRY_S if hurry else STOP_AFTER_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

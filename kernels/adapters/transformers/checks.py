@@ -43,7 +43,11 @@ def config(model: Any) -> None:
     if any(kind != "full_attention" for kind in getattr(settings, "layer_types", None) or ()):
         raise PatchError("config.layer_types", "holds sliding-window or other layers", "full attention only")
     if getattr(model, "is_gradient_checkpointing", False):
-        raise PatchError("gradient checkpointing", "is not supported by the patched model", "turn it off")
+        raise PatchError(
+            "gradient checkpointing",
+            "is not supported by the patched model in this form",
+            "turn it off and call checkpoint() of what patched the model",
+        )
 
 
 def coverage(model: torch.nn.Module, family: Family) -> dict[str, Role]:

@@ -59,6 +59,11 @@ class Patched:
         """Role -> the operator that plays it and how often it really ran."""
         return {role: (operator.name, operator.calls) for role, operator in self.operators.items()}
 
+    def checkpoint(self, on: bool = True) -> None:
+        """Gradient checkpointing: each layer keeps its inputs alone and is computed again in the backward pass. It
+        moves no bit of the forward pass; transformers' own switch is refused, as it loses the sequences."""
+        self._run.checkpoint = on
+
     def undo(self) -> None:
         """Put every stock forward back."""
         for module in self.model.modules():

@@ -6,15 +6,18 @@ X experts, R experts per token, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.operators import Operator, RoleName
 from samebits.kernels.adapters.pack import PLAIN, Pack, read
 
+CHECKPOINT = "turn it off and call checkpoint() of what patched the model"
 Forward = Callable[..., Any]
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -29,6 +32,17 @@ class Run:
         self.body: set[str] = set()
         """Paths of the replaced modules that every pass must run."""
         self.ran: set[str] = set()
+        self.checkpoint = False
+        """Keep only the inputs of each layer for the backward pass."""
+
+    @contextmanager
+    def using(self, pack: Pack) -> Iterator[None]:
+        """The sequences of an earlier pass, while a layer of it is computed again."""
+        before, self.pack = self.pack, pack
+        try:
+            yield
+        finally:
+            self.pack = before
 
     def packed(self) -> Pack:
         """The sequences of the pass that is running."""
@@ -80,13 +94,24 @@ def norm(run: Run, module: Any) -> Forward:
 def layer(run: Run, module: Any) -> Forward:
     """A pre-norm decoder layer that leaves its last addition to the next norm: gives (what the MLP adds, residual)."""
 
-    def forward(hidden_states: torch.Tensor | Pair, **_: Any) -> Pair:
+    def compute(hidden_states: torch.Tensor | Pair) -> Pair:
         if isinstance(hidden_states, tuple):
             x, residual = module.input_layernorm(*hidden_states)
         else:
             x, residual = module.input_layernorm(hidden_states), hidden_states
         x, residual = module.post_attention_layernorm(module.self_attn(x)[0], residual)
         return module.mlp(x), residual
+
+    def forward(hidden_states: torch.Tensor | Pair, **_: Any) -> Pair:
+        if not (run.checkpoint and torch.is_grad_enabled()):
+            return compute(hidden_states)
+        pack = run.packed()
+
+        def again(hidden: torch.Tensor | Pair) -> Pair:
+            with run.using(pack):
+                return compute(hidden)
+
+        return checkpoint(again, hidden_states, use_reentrant=False)  # type: ignore[no-any-return]
 
     return forward
 
@@ -202,7 +227,7 @@ def enter(run: Run, names: list[str]) -> Callable[..., Any]:
                 "the patched model", f"was moved to {weight.dtype} on {weight.device}", "undo, move, patch again"
             )
         if getattr(module, "gradient_checkpointing", False):
-            raise PatchError("gradient checkpointing", "is not supported by the patched model", "turn it off")
+            raise PatchError("gradient checkpointing", "is not supported by the patched model in this form", CHECKPOINT)
         inputs = given.get("input_ids")
         if inputs is None:
             raise PatchError("input_ids", "are missing", "pass input_ids [B, L]")

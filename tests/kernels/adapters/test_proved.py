@@ -16,7 +16,7 @@ ASKED = {"kernels": "vllm", "dtype": "bfloat16"}
 
 def lock(folder: Path, **changed: str) -> Path:
     held: dict[str, Any] = {
-        "proved": {"trainer": proved.fingerprint() | changed},
+        "proved": {"trainer": proved.fingerprint("trainer") | changed},
         "settings": {"trainer": ASKED | {"layout": "packed"}},
     }
     path = folder / "samebits.lock"
@@ -82,6 +82,14 @@ def test_a_damaged_lock_and_one_without_this_side_are_refused(tmp_path: Path) ->
             proved.compare("trainer", ASKED, path, False)
     with pytest.raises(PatchError, match="proves nothing of the rollout side"):
         proved.compare("rollout", ASKED, lock(tmp_path), False)
+
+
+def test_what_only_an_engine_reads_is_no_matter_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_ATTN_SPLIT_KV", "1")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    assert "VLLM_CPU_ATTN_SPLIT_KV" in proved.fingerprint("rollout")
+    assert "VLLM_CPU_ATTN_SPLIT_KV" not in proved.fingerprint("trainer")
+    assert "VLLM_LOGGING_LEVEL" not in proved.fingerprint("rollout")
 
 
 def test_any_byte_of_a_kernel_changes_the_digest() -> None:

@@ -192,6 +192,25 @@ def test_gradient_checkpointing_is_refused_before_and_after_the_patch(make: Any)
         model(input_ids=IDS)
 
 
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_own_checkpointing_moves_no_bit_of_logits_or_gradients_and_does_compute_again(make: Any, family: str) -> None:
+    model = make(family)
+    patched = patch(model, "stock")
+    found = []
+    for on in (False, True):
+        patched.checkpoint(on)
+        model.zero_grad()
+        before = patched.operators["attention"].calls
+        logits = model(input_ids=IDS).logits
+        logits.float().logsumexp(-1).sum().backward()
+        gradients = [p.grad.clone() for p in model.parameters()]
+        found.append((logits.detach(), gradients, patched.operators["attention"].calls - before))
+    (plain, own, once), (kept, again, twice) = found
+    assert same(plain, kept)
+    assert all(same(a, b) for a, b in zip(own, again, strict=True))
+    assert twice == 2 * once
+
+
 def test_weights_of_two_dtypes_are_refused(make: Any) -> None:
     model = make()
     model.lm_head.float()

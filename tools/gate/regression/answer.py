@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from samebits.tools.gate.regression.write import LOCK
+from samebits.tools.schema.artifacts.regression import Throughput
 from samebits.tools.schema.results import Result
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def result_of(report: RegressionReport, folder: str, source: Source, job: Job) -
         "report": f"{folder}/report.html",
         "rollout": os.path.relpath(source.folder, job.folder),
     }
-    rows = tuple(_row(axis) for axis in report.axes)
+    rows = (*(_row(axis) for axis in report.axes), *_speed(report))
     skipped = [axis.name for axis in report.axes if axis.outcome.status == "not_run"]
     also = f" Not run: {', '.join(skipped)}." if skipped else ""
     if verdict.kind == "green":
@@ -73,10 +74,27 @@ def _row(axis: AxisRow) -> dict[str, Cell]:
     }
 
 
+def _speed(report: RegressionReport) -> list[dict[str, Cell]]:
+    measured = report.throughput
+    if measured is None:
+        return []
+    row: dict[str, Cell] = {"axis": "throughput", "tokens": None, "nonzero": None, "control": ""}
+    if not isinstance(measured, Throughput):
+        return [row | {"outcome": "not run", "detail": measured.reason, "s": 0.0}]
+    low, high = measured.span
+    detail = (
+        f"{measured.ratio:.2f} of the engine without samebits (any two runs: {low:.2f} to {high:.2f}; bar "
+        f"{measured.bar:.2f})"
+    )
+    return [row | {"outcome": measured.verdict, "detail": detail, "s": round(measured.seconds, 1)}]
+
+
 def _detail(axis: AxisRow) -> str:
     outcome = axis.outcome
     if outcome.status in ("not_run", "vacuous"):
         return outcome.reason
+    if outcome.status == "timed_out":
+        return f"over its limit of {outcome.limit_s:.0f} s: no verdict"
     if outcome.status == "differs":
         return outcome.way
     return "" if axis.control is None else axis.control.disturbed

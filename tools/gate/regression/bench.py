@@ -6,22 +6,27 @@ Legend: N sampled tokens in all.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from samebits.tools.gate.regression import judge
+from samebits.tools.gate.regression.changed import Nudged, nudge
 from samebits.tools.measure import gap
 from samebits.tools.measure.could_fail import first_output
 from samebits.tools.schema.artifacts.capture import CaptureManifest
-from samebits.tools.schema.passes import How
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.passes import How, Push
 from samebits.tools.schema.sites import CapturePlan, Flip
+from samebits.tools.sides import rollout_store
 from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import torch
 
     from samebits.tools.gate.regression.changed import Changed
+    from samebits.tools.gate.regression.company import Company
     from samebits.tools.measure.rollouts import Source
     from samebits.tools.measure.sides import Role, Sides
     from samebits.tools.measure.ways import Variant
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from samebits.tools.sides.protocol import RolloutData, Scores, Sequence
 
     At = Callable[[Sequence], int | None]
+    Coverage = Literal["fast", "full"]
 
 FLIPPED = 8
 """Sequences in which a control moves elements, so that rounding does not swallow all of them."""
@@ -54,7 +60,10 @@ class Bench:
     """Other weights for the same model, once made."""
     with_changed: Scores | None = None
     """The engine's logprobs after those were pushed."""
+    edges: tuple[Path, Scores] | None = None
+    """A made-up rollout whose lengths lie around edges, and the engine's logprobs of it."""
     _taps: dict[Role, Tap | str] = field(default_factory=dict)
+    _nudged: Nudged | None = None
 
     @property
     def data(self) -> RolloutData:
@@ -65,6 +74,16 @@ class Bench:
     def valid(self) -> int:
         """Valid tokens."""
         return int(self.data.valid_N.sum())
+
+    @property
+    def coverage(self) -> Coverage:
+        """[gate] coverage."""
+        return self.sides.experiment.gate.coverage
+
+    def fact(self, name: str) -> str | int | float | bool | None:
+        """What the rollout side said about itself when it was opened."""
+        opened = self.sides.session("rollout").opened
+        return None if opened is None else opened.facts.get(name)
 
     def used(self, *scores: Scores) -> torch.Tensor:
         """Valid tokens that all of these scored, bool [N]."""
@@ -88,6 +107,71 @@ class Bench:
             tried.skipped.append(f"{variant.words}: {why}")
         else:
             self.compare(tried, variant.words, self.plain[role], other, due)
+
+    def among(self, tried: judge.Tried, company: Company, least: int = 2) -> None:
+        """Score the rollout's sequences in a company, and compare them with the plain way.
+
+        Args:
+            least: smallest batch that counts as this company.
+        """
+        folder = self.sides.job.new("company")
+        rollout_store.write(folder, company.data, side="made for the gate", notes=(company.words,))
+        scores, _ = self.sides.score("rollout", folder)
+        largest = scores.facts.get("largest_batch")
+        if not isinstance(largest, int) or largest < least:
+            tried.skipped.append(f"{company.words}: this side had {largest} sequences in flight at most")
+            return
+        self.compare(
+            tried,
+            company.words,
+            self.plain["rollout"],
+            company.back(scores, self.data),
+            company.due(self.data),
+        )
+
+    def disturb(
+        self,
+        tried: judge.Tried,
+        role: Role,
+        how: How,
+        words: str,
+        at: At = last_of_prompt,
+        against: Scores | None = None,
+    ) -> None:
+        """The control of a way: run it again with its computation disturbed. Elements are moved where they can be;
+        where no hook runs (a compiled engine, CUDA graphs) it runs on weights of which one matrix was moved.
+        """
+        if isinstance(self.tap(role), str):
+            self.nudged_control(tried, role, how, words, against)
+        else:
+            self.flip_control(tried, role, how, words, at, against)
+
+    def nudged_control(
+        self, tried: judge.Tried, role: Role, how: How, words: str, against: Scores | None = None
+    ) -> None:
+        """Run the way on weights of which one matrix was moved, then bring the weights back."""
+        try:
+            nudged = self.nudged()
+        except UserError as error:
+            tried.no_control = f"{self.tap(role)}; and {error.thing}: {error.reason}"
+            return
+        push = Push(weights=str(nudged.file), version=self.data.weight_version)
+        self.sides.session(role).ask(push)
+        other, _ = self.sides.score(role, self.source.folder, how)
+        self.sides.session(role).ask(push.model_copy(update={"weights": str(nudged.original)}))
+        plain = against or self.plain[role]
+        what = f"{words}, {nudged.words}"
+        tried.control = judge.control(what, plain.logprob_N, other.logprob_N, self.used(plain, other))
+
+    def nudged(self) -> Nudged:
+        """Weights with one matrix moved, made once.
+
+        Raises:
+            UserError: the model is no folder of weights.
+        """
+        if self._nudged is None:
+            self._nudged = nudge(self.sides.experiment.rollout.model, self.sides.job)
+        return self._nudged
 
     def flip_control(
         self,
@@ -136,8 +220,11 @@ class Bench:
     def _find_tap(self, role: Role) -> Tap | str:
         opened = self.sides.session(role).opened
         compiled = str(opened.facts.get("compiled", "")) if opened is not None else ""
+        graphs = str(opened.facts.get("graphs", "")) if opened is not None else ""
         if compiled not in ("", "NONE", "False"):
             return f"module hooks do not run in a compiled engine ({compiled}), so nothing can be moved inside it"
+        if graphs not in ("", "NONE"):
+            return f"module hooks do not run in a CUDA graph ({graphs}), so nothing can be moved inside it"
         used = next(i for i, sequence in enumerate(self.data.sequences) if sequence.sampled)
         plan = CapturePlan(level="module", store="digest", sequences=(used,))
         captured, folder = self.sides.score(role, self.source.folder, capture=plan)

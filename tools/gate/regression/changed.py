@@ -31,6 +31,50 @@ class Changed:
     """Name of that tensor."""
 
 
+@dataclass(slots=True, frozen=True)
+class Nudged:
+    """Weights of which one matrix was moved."""
+
+    original: Path
+    file: Path
+    words: str
+
+
+def nudge(model: str, job: Job) -> Nudged:
+    """Write weights of which every element of one matrix in the middle is another by one unit in the last place.
+
+    Raises:
+        UserError: the model is no folder with safetensors.
+    """
+    from safetensors.torch import save_file
+
+    state, original = _read(model)
+    name = _inner(state)
+    folder = job.new("weights")
+    folder.mkdir(parents=True)
+    save_file(state | {name: _one_ulp(state[name])}, folder / "nudged.safetensors", metadata={"format": "pt"})
+    words = f"on weights with every element of {name} moved by one ulp"
+    return Nudged(original, folder / "nudged.safetensors", words)
+
+
+def _one_ulp(tensor: torch.Tensor) -> torch.Tensor:
+    integers = tensor.contiguous().view({2: torch.int16, 4: torch.int32, 1: torch.int8}[tensor.element_size()])
+    return (integers ^ 1).view(tensor.dtype)
+
+
+def _read(model: str) -> tuple[dict[str, torch.Tensor], Path]:
+    """Weights, and what to push to have them back: one file can be pushed into every kind of side, a folder of several
+    only into those that read an index.
+    """
+    from samebits.tools.sides.vllm.push import read_state
+
+    original = Path(model)
+    if not original.is_dir():
+        raise UserError(f"model {model!r}", "no folder of weights that could be pushed", "name a model folder")
+    files = sorted(original.glob("*.safetensors"))
+    return read_state(original), files[0] if len(files) == 1 else original
+
+
 def change(model: str, job: Job) -> Changed:
     """Write both files below the job's folder.
 
@@ -39,18 +83,10 @@ def change(model: str, job: Job) -> Changed:
     """
     from safetensors.torch import save_file
 
-    from samebits.tools.sides.vllm.push import read_state
-
-    original = Path(model)
-    if not original.is_dir():
-        raise UserError(f"model {model!r}", "no folder of weights that could be pushed", "name a model folder")
-    state = read_state(original)
+    state, original = _read(model)
     generator = torch.Generator().manual_seed(0)
     moved = {name: _moved(tensor, generator) for name, tensor in state.items()}
     left = _inner(moved)
-    # One file can be pushed into every kind of side; a folder of several only into those that read an index.
-    files = sorted(original.glob("*.safetensors"))
-    original = files[0] if len(files) == 1 else original
     folder = job.new("weights")
     folder.mkdir(parents=True)
     save_file(moved, folder / "whole.safetensors", metadata={"format": "pt"})

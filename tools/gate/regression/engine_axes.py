@@ -1,15 +1,14 @@
-"""Axes of one running rollout side: repeat, batch, order, decode against prefill, chunked prefill."""
+"""Axes of one running rollout side: repeat, batch, order, graph buckets, decode against prefill, chunked prefill."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.tools.gate.regression.company import companies
+from samebits.tools.gate.regression.company import companies, filled, turned
 from samebits.tools.gate.regression.judge import Tried
 from samebits.tools.measure.axes import RESCORED
 from samebits.tools.measure.ways import Variant, always, company, path, some
 from samebits.tools.schema.passes import How
-from samebits.tools.sides import rollout_store
 from samebits.tools.sides.protocol import Scores
 
 if TYPE_CHECKING:
@@ -17,6 +16,12 @@ if TYPE_CHECKING:
     from samebits.tools.sides.protocol import Sequence
 
 SIZES = (1, 2, 8)
+BATCHES = {"fast": (64,), "full": (64, 256)}
+"""Larger batches, filled with made-up neighbours."""
+TILES = {"fast": (), "full": (16, 64)}
+"""Edges besides that of a block, around which prefills are cut."""
+BUCKETS = {"fast": 3, "full": 8}
+"""CUDA-graph sizes whose edges are tried, spread over those that the engine captured."""
 PAGE = 16
 """Tokens of a block where the side names none."""
 
@@ -29,7 +34,7 @@ def repeat(bench: Bench) -> Tried:
         free = Scores(data.logprob_N, data.valid_N)
         bench.compare(tried, "sampled freely against the same tokens forced", free, plain)
     bench.against_plain(tried, "rollout", Variant(How(), "the same call twice", "", always))
-    bench.flip_control(tried, "rollout", How(), "in the second call alone")
+    bench.disturb(tried, "rollout", How(), "in the second call alone")
     return tried
 
 
@@ -46,38 +51,70 @@ def batch(bench: Bench) -> Tried:
             tried, "rollout", Variant(How(concurrency=size), f"all in flight against {words}", "", company)
         )
     for one in companies(bench.data):
-        folder = bench.sides.job.new("company")
-        rollout_store.write(folder, one.data, side="made for the gate", notes=(one.words,))
-        scores, _ = bench.sides.score("rollout", folder)
-        if scores.facts.get("largest_batch") == 1:
-            tried.skipped.append(f"{one.words}: this side has one sequence in flight at most")
-            continue
-        back = one.back(scores, bench.data)
-        words = f"every second sequence among {one.words}"
-        bench.compare(tried, words, bench.plain["rollout"], back, one.due(bench.data))
+        bench.among(tried, one)
+    for size in BATCHES[bench.coverage]:
+        if size <= len(bench.data.sequences):
+            how = How(concurrency=size)
+            bench.against_plain(tried, "rollout", Variant(how, f"all in flight against {size} at a time", "", company))
+        elif (most := _most(bench)) is not None and size > most:
+            tried.skipped.append(f"in a batch of {size}: this engine runs {most} sequences at most (max_num_seqs)")
+        else:
+            bench.among(tried, filled(bench.data, size), least=size)
     return tried
+
+
+def _most(bench: Bench) -> int | None:
+    """Most sequences that the side runs at once; None: it does not say."""
+    most = bench.fact("most_in_flight")
+    return most if isinstance(most, int) else None
 
 
 def batch_by_flip(bench: Bench, tried: Tried) -> None:
     """The control of batch where no switch is known."""
-    bench.flip_control(tried, "rollout", How(concurrency=1), "when each is alone")
+    bench.disturb(tried, "rollout", How(concurrency=1), "when each is alone")
 
 
 def order(bench: Bench) -> Tried:
-    """Requests in the reverse order, all in flight and two at a time."""
+    """Requests in the reverse order, all in flight and two at a time; and each in other places of the batch."""
     tried = Tried()
     if len(bench.data.sequences) < 2:
         tried.skipped.append("one sequence has one order")
         return tried
     for how, words in ((How(reverse=True), "all in flight"), (How(reverse=True, concurrency=2), "two at a time")):
         bench.against_plain(tried, "rollout", Variant(how, f"requests in the reverse order, {words}", "", _turned))
-    bench.flip_control(tried, "rollout", How(reverse=True), "in the reverse order alone")
+    count = len(bench.data.sequences)
+    for by in dict.fromkeys((1, count // 2) if bench.coverage == "fast" else range(1, count, max(1, count // 8))):
+        bench.among(tried, turned(bench.data, by))
+    bench.disturb(tried, "rollout", How(reverse=True), "in the reverse order alone")
     return tried
 
 
 def _turned(_plain: Scores, other: Scores) -> str:
     size = other.facts.get("largest_batch")
     return "" if isinstance(size, int) and size > 1 else "this side has one sequence in flight at most"
+
+
+def graph_buckets(bench: Bench) -> Tried:
+    """Batches of a CUDA-graph size and of one more, which runs in the next larger graph with padding rows."""
+    tried, data = Tried(), bench.data
+    told = str(bench.fact("graph_sizes") or "")
+    sizes = [int(size) for size in told.split(", ") if size]
+    if str(bench.fact("graphs") or "NONE") == "NONE" or not sizes:
+        tried.skipped.append("this engine runs no CUDA graphs")
+        return tried
+    most = _most(bench) or sizes[-1]
+    edges = [size for size in sizes if size < most]
+    edges = edges[:: max(1, len(edges) // BUCKETS[bench.coverage])]
+    for size in dict.fromkeys(n for edge in edges for n in (edge, edge + 1)):
+        if size < len(data.sequences):
+            words = f"all in flight against {size} at a time"
+            bench.against_plain(tried, "rollout", Variant(How(concurrency=size), words, "", company))
+        elif size > len(data.sequences):
+            bench.among(tried, filled(data, size), least=size)
+    if tried.compared:
+        how = How(concurrency=min(3, len(data.sequences)))
+        bench.disturb(tried, "rollout", how, f"{how.concurrency} at a time, which no graph was captured for")
+    return tried
 
 
 def decode_prefill(bench: Bench) -> Tried:
@@ -91,7 +128,7 @@ def decode_prefill(bench: Bench) -> Tried:
     bench.against_plain(tried, "rollout", Variant(how, words, "", path), due=int(thinned.sum()))
     if tried.compared:
         rows = _prefilled(bench, stride)
-        bench.flip_control(
+        bench.disturb(
             tried, "rollout", how, "in the prefill path alone", lambda s: len(s.prompt) - 1 if id(s) in rows else None
         )
     return tried
@@ -111,16 +148,13 @@ def chunked_prefill(bench: Bench) -> Tried:
     """Whole prefills against token budgets around the edge of a block (one sequence at a time, so that the budget is
     the chunk), and one budget shared by all.
     """
-    tried, data = Tried(), bench.data
-    opened = bench.sides.session("rollout").opened
-    told = opened.facts.get("block_size") if opened is not None else None
-    block = told if isinstance(told, int) else PAGE
+    tried, data, block = Tried(), bench.data, block_of(bench)
     longest = max(len(sequence.prompt) for sequence in data.sequences)
     proof = some("chunked_prefills", "no prefill was cut")
-    edges = [size for size in (block - 1, block, block + 1) if size < longest]
-    if not edges:
+    edges = [size for size in around((block, *TILES[bench.coverage])) if size < longest]
+    if block - 1 >= longest:
         tried.skipped.append(f"chunks of {block - 1} to {block + 1}: the longest prompt has {longest} tokens")
-        edges = [size for size in (PAGE - 1, PAGE, PAGE + 1) if size < longest]
+        edges = [size for size in around((PAGE,)) if size < longest]
     for size in edges:
         how = How(chunk=size, concurrency=1)
         bench.against_plain(
@@ -135,5 +169,16 @@ def chunked_prefill(bench: Bench) -> Tried:
             return edges[0] if len(sequence.prompt) > edges[0] else None
 
         how = How(chunk=edges[0], concurrency=1)
-        bench.flip_control(tried, "rollout", how, f"in the first row behind a chunk of {edges[0]} tokens", edge)
+        bench.disturb(tried, "rollout", how, f"in the first row behind a chunk of {edges[0]} tokens", edge)
     return tried
+
+
+def block_of(bench: Bench) -> int:
+    """Tokens of a block of the side's KV cache."""
+    told = bench.fact("block_size")
+    return told if isinstance(told, int) else PAGE
+
+
+def around(edges: tuple[int, ...]) -> list[int]:
+    """One less, the edge, one more."""
+    return list(dict.fromkeys(size for edge in edges for size in (edge - 1, edge, edge + 1)))

@@ -18,6 +18,8 @@ from samebits.tools.schema.artifacts.regression import (
     Green,
     NotRun,
     Red,
+    Throughput,
+    TimedOut,
     TooFew,
     Unjudged,
     Vacuous,
@@ -26,7 +28,7 @@ from samebits.tools.schema.artifacts.regression import (
 if TYPE_CHECKING:
     import torch
 
-    from samebits.tools.schema.artifacts.regression import AxisName, Outcome
+    from samebits.tools.schema.artifacts.regression import AxisName, NoThroughput, Outcome
 
 
 @dataclass(slots=True)
@@ -39,6 +41,8 @@ class Tried:
     no_control: str = "no control was made"
     """Why there is none, while there is none."""
     seconds: float = 0.0
+    out_of_time: float | None = None
+    """The limit in seconds, when it was over first."""
 
 
 def histogram(a_N: torch.Tensor, b_N: torch.Tensor, used_N: torch.Tensor) -> tuple[int, ...]:
@@ -73,10 +77,12 @@ def comparison_control(lp_N: torch.Tensor, valid_N: torch.Tensor) -> ControlRow:
 
 
 def outcome(tried: Tried, min_tokens: int) -> Outcome:
-    """Differences first, then coverage, then the control: what did not fail when it had to proves nothing."""
+    """Differences first, then time, coverage, then the control: what did not fail when it had to proves nothing."""
     for way in tried.compared:
         if way.stats.nonzero or way.stats.nonfinite:
             return Differs(way=way.words, stats=way.stats)
+    if tried.out_of_time is not None:
+        return TimedOut(limit_s=tried.out_of_time)
     if not tried.compared:
         return NotRun(reason="; ".join(tried.skipped) or "nothing was compared")
     for way in tried.compared:
@@ -103,7 +109,24 @@ def row(name: AxisName, tried: Tried, min_tokens: int, required: bool) -> AxisRo
     )
 
 
-def verdict(rows: tuple[AxisRow, ...], comparison: ControlRow) -> Green | Red | Unjudged:
+def slow(measured: Throughput | NoThroughput | None) -> list[str]:
+    """Why throughput keeps a gate from being green: below the bar beyond the noise, or required and not judged."""
+    if measured is None:
+        return []
+    if not isinstance(measured, Throughput):
+        return [f"throughput: required, but not measured: {measured.reason}"] if measured.required else []
+    low, high = measured.span
+    said = f"throughput: {measured.ratio:.2f} of the engine without samebits (runs: {low:.2f} to {high:.2f})"
+    if measured.verdict == "below":
+        return [f"{said}, the bar is {measured.bar:.2f}"]
+    if measured.verdict == "unclear" and measured.required:
+        return [f"{said}: the noise of this machine reaches over the bar of {measured.bar:.2f}"]
+    return []
+
+
+def verdict(
+    rows: tuple[AxisRow, ...], comparison: ControlRow, measured: Throughput | NoThroughput | None = None
+) -> Green | Red | Unjudged:
     """Red when bits differ; unjudged when something that had to be proved was not; else green."""
     differing = [
         f"{r.name}: {r.outcome.way}: {r.outcome.stats.nonzero} of {r.outcome.stats.tokens} tokens differ"
@@ -114,6 +137,7 @@ def verdict(rows: tuple[AxisRow, ...], comparison: ControlRow) -> Green | Red | 
     unproved = [f"{r.name}: {_unproved(r)}" for r in rows if r.red and r.outcome.status != "differs"]
     if comparison.stats.nonzero != 1:
         unproved.insert(0, f"the comparison itself does not see a flipped bit ({comparison.disturbed})")
+    unproved += slow(measured)
     proved = tuple(r.name for r in rows if r.outcome.status == "exact")
     if differing:
         return Red(reasons=tuple(differing + unproved))
@@ -126,6 +150,8 @@ def verdict(rows: tuple[AxisRow, ...], comparison: ControlRow) -> Green | Red | 
 def _unproved(row: AxisRow) -> str:
     if row.outcome.status == "too_few":
         return f"{row.outcome.way}: {row.outcome.tokens} tokens compared, {row.outcome.needed} needed"
+    if row.outcome.status == "timed_out":
+        return f"timed out after {row.outcome.limit_s:.0f} s"
     if row.outcome.status == "not_run":
         return f"required, but not run: {row.outcome.reason}"
     assert row.outcome.status == "vacuous"

@@ -12,12 +12,14 @@ from samebits.tools.gate.regression.judge import Tried
 from samebits.tools.job.job import device_of
 from samebits.tools.measure.sides import score_with
 from samebits.tools.measure.ways import some
-from samebits.tools.schema.passes import How
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.passes import How, Push
 from samebits.tools.sides import rollout_store
 from samebits.tools.sides.protocol import RolloutData, Sequence
 
 if TYPE_CHECKING:
     from samebits.tools.gate.regression.bench import Bench
+    from samebits.tools.gate.regression.changed import Nudged
 
 NEW = 8
 """Sampled tokens of each made-up sequence: enough to cross the edge of a block."""
@@ -37,6 +39,13 @@ def crossing(data: RolloutData, block: int) -> RolloutData:
         sequences.append(Sequence(tokens[:length], tokens[length : length + NEW]))
     count = NEW * len(sequences)
     return RolloutData(sequences, torch.zeros(count), torch.ones(count, dtype=torch.bool), data.temperature)
+
+
+def _nudged(bench: Bench) -> Nudged | None:
+    try:
+        return bench.nudged()
+    except UserError:
+        return None
 
 
 def preemption(bench: Bench) -> Tried:
@@ -69,7 +78,13 @@ def preemption(bench: Bench) -> Tried:
     flips = () if isinstance(tap, str) else bench.flips(tap, last_of_prompt, data)
     with job.open_side("rollout", sides.experiment.model_copy(update={"rollout": engine})) as session:
         tight, _ = score_with(session, job, "rollout", folder, How())
-        moved = score_with(session, job, "rollout", folder, How(), edits=flips)[0] if flips else None
+        words, moved = "", None
+        if flips:
+            words, moved = described(flips), score_with(session, job, "rollout", folder, How(), edits=flips)[0]
+        elif (nudged := _nudged(bench)) is not None:
+            session.ask(Push(weights=str(nudged.file), version=data.weight_version))
+            words, moved = nudged.words, score_with(session, job, "rollout", folder, How())[0]
+    control = words
     words = f"room for {count} sequences against {blocks} blocks of {block} tokens"
     if why := some("recomputed_rows", "no sequence was preempted")(roomy, tight):
         tried.skipped.append(f"{words}: {why}")
@@ -78,7 +93,7 @@ def preemption(bench: Bench) -> Tried:
     used_N = data.valid_N & roomy.scored_N & tight.scored_N
     tried.compared.append(judge.compared(words, roomy.logprob_N, tight.logprob_N, used_N, NEW * count))
     if moved is not None:
-        what = f"in the small engine alone, {described(flips)}"
+        what = f"in the small engine alone, {control}"
         tried.control = judge.control(what, roomy.logprob_N, moved.logprob_N, data.valid_N & moved.scored_N)
     elif isinstance(tap, str):
         tried.no_control = tap

@@ -1,4 +1,6 @@
-"""Axes and controls that need another engine: restart, logprob mode, and the company control of batch."""
+"""Axes and controls that need another engine: restart, logprob mode, eager against graph, ranks, and the control of
+batch by its company.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from samebits.tools.gate.regression.judge import Tried
 from samebits.tools.job.job import device_of
 from samebits.tools.measure.sides import score_with
 from samebits.tools.schema.errors import UserError
-from samebits.tools.schema.passes import How
+from samebits.tools.schema.passes import How, Push
 from samebits.tools.sides import rollout_store
 from samebits.tools.sides.protocol import RolloutData
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from samebits.tools.gate.regression.bench import Bench
     from samebits.tools.sides.protocol import Scores
+    from samebits.tools.sides.session import Session
 
 SWITCH = {"VLLM_CPU_ATTN_SPLIT_KV": "1", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
 """Two threads, that there is something to split; they must not spin while others work."""
@@ -35,19 +38,66 @@ def switchable(bench: Bench) -> bool:
 def restart(bench: Bench) -> Tried:
     """A new process with the same settings. Where no switch is known, its control is an element moved in it."""
     tried, plain = Tried(), bench.plain["rollout"]
-    tap = "" if switchable(bench) else bench.tap("rollout")
+    if not switchable(bench):
+        bench.tap("rollout")
     bench.sides.close("rollout")
     job = bench.sides.job
     with job.open_side("rollout", bench.sides.experiment) as session:
         again, _ = score_with(session, job, "rollout", bench.source.folder, How())
         bench.compare(tried, "this process against a new one", plain, again)
-        if isinstance(tap, str):
-            tried.no_control = tap
+        if switchable(bench):
+            tried.no_control = "its control is another engine's"
         else:
-            flips = bench.flips(tap, last_of_prompt)
-            moved, _ = score_with(session, job, "rollout", bench.source.folder, How(), edits=flips)
-            words = f"in the new process alone, {described(flips)}"
-            tried.control = disturbed(bench, words, plain, moved)
+            disturb_other(bench, tried, session, "in the new process alone", plain)
+    return tried
+
+
+def disturb_other(bench: Bench, tried: Tried, session: Session, words: str, plain: Scores) -> None:
+    """The control of a comparison with another engine, which is not used again: elements moved in it, or one matrix."""
+    tap = bench.tap("rollout")
+    flips = () if isinstance(tap, str) else bench.flips(tap, last_of_prompt)
+    if not flips:
+        try:
+            nudged = bench.nudged()
+        except UserError as error:
+            tried.no_control = f"{tap}; and {error.thing}: {error.reason}"
+            return
+        session.ask(Push(weights=str(nudged.file), version=bench.data.weight_version))
+        words = f"{words}, {nudged.words}"
+    else:
+        words = f"{words}, {described(flips)}"
+    moved, _ = score_with(session, bench.sides.job, "rollout", bench.source.folder, How(), edits=flips)
+    tried.control = disturbed(bench, words, plain, moved)
+
+
+def eager_graph(bench: Bench) -> Tried:
+    """The engine as configured (CUDA graphs) against an eager one."""
+    if device_of(bench.sides.experiment) != "cuda" or bench.sides.experiment.rollout.side != "vllm":
+        return Tried(skipped=["CUDA graphs are of vLLM on a GPU"])
+    if bench.sides.experiment.rollout.eager:
+        return Tried(skipped=["the engine is eager: nothing of it runs as a graph"])
+    return _another_engine(bench, {"eager": True}, "CUDA graphs against eager")
+
+
+def ranks(bench: Bench) -> Tried:
+    """The engine as configured (several ranks) against one of a single rank."""
+    engine = bench.sides.experiment.rollout.engine
+    count = engine.get("tensor_parallel_size", 1)
+    if count == 1:
+        return Tried(skipped=["one rank: tensor_parallel_size is 1"])
+    alone = {name: value for name, value in engine.items() if name != "tensor_parallel_size"}
+    return _another_engine(bench, {"engine": alone}, f"{count} ranks against one")
+
+
+def _another_engine(bench: Bench, update: dict[str, object], words: str) -> Tried:
+    tried, plain, sides = Tried(), bench.plain["rollout"], bench.sides
+    bench.tap("rollout")
+    sides.close("rollout")
+    other = sides.experiment.model_copy(update={"rollout": sides.experiment.rollout.model_copy(update=update)})
+    with sides.job.open_side("rollout", other) as session:
+        scores, _ = score_with(session, sides.job, "rollout", bench.source.folder, How())
+        bench.compare(tried, words, plain, scores)
+        disturb_other(bench, tried, session, "in the other engine alone", plain)
     return tried
 
 

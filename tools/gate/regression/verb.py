@@ -6,22 +6,36 @@ import time
 from typing import TYPE_CHECKING, cast, get_args
 
 from samebits.tools.demo.verb import experiment_for
-from samebits.tools.gate.regression import engine_axes, judge, preemption, process_axes, trainer_axes, weight_axes
+from samebits.tools.gate.regression import (
+    engine_axes,
+    judge,
+    lengths,
+    pieces,
+    preemption,
+    process_axes,
+    speed,
+    subject,
+    trainer_axes,
+    weight_axes,
+)
 from samebits.tools.gate.regression.answer import result_of
 from samebits.tools.gate.regression.bench import Bench
 from samebits.tools.gate.regression.judge import Tried
 from samebits.tools.gate.regression.write import Run, write
-from samebits.tools.measure.rollouts import obtain
+from samebits.tools.measure.rollouts import Source, obtain
 from samebits.tools.measure.sides import Sides
-from samebits.tools.schema.artifacts.regression import AxisName
+from samebits.tools.schema.artifacts.regression import THROUGHPUT, AxisName, NoThroughput
 from samebits.tools.schema.errors import UserError
-from samebits.tools.schema.experiment import Experiment, Gate, Workload
+from samebits.tools.schema.experiment import Experiment, Workload
+from samebits.tools.sides import rollout_store
+from samebits.tools.sides.session import OutOfTime
 from samebits.tools.sides.transformers.tiny import write_tiny
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from samebits.tools.job.job import Job
+    from samebits.tools.schema.artifacts.regression import Rate, Throughput
     from samebits.tools.schema.requests import GateRequest
     from samebits.tools.schema.results import Result
 
@@ -31,17 +45,24 @@ ENGINE: dict[AxisName, Axis] = {
     "repeat": engine_axes.repeat,
     "batch": engine_axes.batch,
     "order": engine_axes.order,
+    "lengths": lengths.lengths,
+    "graph_buckets": engine_axes.graph_buckets,
     "decode_prefill": engine_axes.decode_prefill,
     "chunked_prefill": engine_axes.chunked_prefill,
     "prefix_hit": weight_axes.prefix_hit,
     "reload": weight_axes.reload,
     "preemption": preemption.preemption,
     "logprob_mode": process_axes.logprob_mode,
+    "eager_graph": process_axes.eager_graph,
+    "ranks": process_axes.ranks,
     "restart": process_axes.restart,
 }
 TRAINER: dict[AxisName, Axis] = {
     "trainer_repeat": trainer_axes.trainer_repeat,
     "micro_batch": trainer_axes.micro_batch,
+    "layout": trainer_axes.layout,
+    "gradients": trainer_axes.gradients,
+    "checkpointing": trainer_axes.checkpointing,
     "trainer_rollout": trainer_axes.trainer_rollout,
 }
 STEADY = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "VLLM_CPU_ATTN_SPLIT_KV": "0"}
@@ -58,31 +79,46 @@ def run_regression(request: GateRequest, job: Job) -> Result:
     """Carry out a gate request.
 
     Raises:
-        UserError: unknown axes, bad input, a rollout without valid tokens or beyond what a side takes; SideDied.
+        UserError: unknown axes, bad input, a rollout without valid tokens or beyond what a side takes, an earlier piece
+            about something else; SideDied.
     """
     begun = time.monotonic()
     experiment = _experiment(request, job)
-    asked = _known(request.axes or experiment.gate.axes, "axis") or names()
+    asked = _known(request.axes or experiment.gate.axes, "axis") or (*names(), THROUGHPUT)
     required = _known((*experiment.gate.require, *request.require), "required axis")
-    missing = [name for name in required if name not in asked]
+    prints = subject.fingerprints(experiment)
+    about = subject.subject(experiment, prints)
+    before = pieces.earlier(request.resume, about) if request.resume else None
+    done = frozenset() if before is None else before.done
+    missing = [name for name in required if name not in asked and name not in done]
     if missing:
         raise UserError(
             f"required axis {missing[0]!r}", "not among the axes to run", "add it to them, or leave both out"
         )
+    asked = tuple(name for name in asked if name not in done)
     with Sides(job, experiment) as sides:
-        source = obtain(sides, request.rollout)
+        source = obtain(sides, request.rollout) if before is None else _again(before)
         if not bool(source.data.valid_N.any()):
             raise UserError("the rollout", "no valid token: nothing could be compared", "check its mask")
         bench = Bench(sides, source)
-        tried = _engine(bench, [name for name in asked if name in ENGINE])
-        tried |= _trainer(bench, [name for name in asked if name in TRAINER])
-        rows = tuple(
+        mine = _limited_rate(bench, THROUGHPUT in required) if THROUGHPUT in asked else None
+        tried = _engine(bench, [name for name in names() if name in asked and name in ENGINE])
+        measured = _measured(bench, mine, THROUGHPUT in required, before)
+        tried |= _trainer(bench, [name for name in names() if name in asked and name in TRAINER])
+        rows = [
             judge.row(name, tried[name], experiment.gate.min_tokens, name in required)
             for name in names()
-            if name in asked
-        )
-        report, folder = write(Run(bench, rows, time.monotonic() - begun))
+            if name in tried
+        ]
+        whole = pieces.merged(rows, before, tuple(name for name in names() if name in required))
+        whole.sort(key=lambda row: names().index(row.name))
+        report, folder = write(Run(bench, tuple(whole), measured, prints, about, before, time.monotonic() - begun))
     return result_of(report, folder, source, job)
+
+
+def _again(before: pieces.Earlier) -> Source:
+    data = rollout_store.read(before.rollout)
+    return Source(before.rollout, data, f"that of {before.folder}", before.rollout.name == "rollout", True)
 
 
 def _experiment(request: GateRequest, job: Job) -> Experiment:
@@ -92,16 +128,20 @@ def _experiment(request: GateRequest, job: Job) -> Experiment:
     job.emit("model", f"writing a tiny random {request.tiny}")
     model = write_tiny(job.folder / "model", request.tiny)
     fast = experiment_for(model, "cpu", STEADY | {"OMP_NUM_THREADS": "1"}, kernels="vllm")
-    gate = Gate(axes=request.experiment.gate.axes, require=request.experiment.gate.require)
     trainer = fast.trainer.model_copy(update={"micro_batch": 4})
+    gate = request.experiment.gate
+    if THROUGHPUT not in (*gate.axes, *gate.require, *request.axes, *request.require):
+        # On a model this small the time is Python's, and the compiled engine takes longer to start than the axes run.
+        gate = gate.model_copy(update={"min_throughput": 0.0})
     return fast.model_copy(update={"workload": FAST, "gate": gate, "trainer": trainer})
 
 
-def _known(given: tuple[str, ...], what: str) -> tuple[AxisName, ...]:
-    wrong = sorted(set(given) - set(names()))
+def _known(given: tuple[str, ...], what: str) -> tuple[str, ...]:
+    known = (*names(), THROUGHPUT)
+    wrong = sorted(set(given) - set(known))
     if wrong:
-        raise UserError(f"{what} {wrong[0]!r}", "not known", f"use some of {', '.join(names())}")
-    return tuple(name for name in names() if name in given)
+        raise UserError(f"{what} {wrong[0]!r}", "not known", f"use some of {', '.join(known)}")
+    return tuple(name for name in known if name in given)
 
 
 def _engine(bench: Bench, asked: list[AxisName]) -> dict[AxisName, Tried]:
@@ -119,14 +159,13 @@ def _engine(bench: Bench, asked: list[AxisName]) -> dict[AxisName, Tried]:
         tried[name] = _timed(bench, name, ENGINE[name])
         if name == "batch" and not switchable and tried[name].compared:
             engine_axes.batch_by_flip(bench, tried[name])
-    batch, restart = tried.get("batch"), tried.get("restart")
-    if switchable and (batch is not None or restart is not None):
+    shared = [tried[name] for name in ("batch", "restart") if name in tried and tried[name].compared]
+    if switchable and shared:
         begun = time.monotonic()
         bench.sides.job.emit("gate", f"control: {process_axes.SWITCHED}")
-        process_axes.switched_controls(bench, batch, restart)
-        for one in (batch, restart):
-            if one is not None:
-                one.seconds += (time.monotonic() - begun) / (1 + (batch is not None and restart is not None))
+        _limited(bench, lambda: process_axes.switched_controls(bench, tried.get("batch"), tried.get("restart")), shared)
+        for one in shared:
+            one.seconds += (time.monotonic() - begun) / len(shared)
     return tried
 
 
@@ -142,10 +181,49 @@ def _timed(bench: Bench, name: AxisName, axis: Axis) -> Tried:
     """Run one axis. What it cannot do here is a reason, and the engine it may have left half way is closed."""
     begun = time.monotonic()
     bench.sides.job.emit("gate", name.replace("_", " "), names().index(name), len(names()))
-    try:
-        tried = axis(bench)
-    except UserError as error:
-        tried = Tried(skipped=[f"{error.thing}: {error.reason}"])
-        bench.sides.close("trainer" if name in TRAINER else "rollout")
+    tried = Tried()
+
+    def run() -> None:
+        nonlocal tried
+        try:
+            tried = axis(bench)
+        except UserError as error:
+            tried = Tried(skipped=[f"{error.thing}: {error.reason}"])
+            bench.sides.close("trainer" if name in TRAINER else "rollout")
+
+    _limited(bench, run, [tried])
     tried.seconds = time.monotonic() - begun
     return tried
+
+
+def _limited(bench: Bench, work: Callable[[], None], whose: Sequence[Tried]) -> None:
+    """Do it within the limit of an axis, else those axes are out of time and their sides closed."""
+    limit = bench.sides.experiment.gate.axis_limit_s
+    bench.sides.job.deadline.at = time.monotonic() + limit
+    try:
+        work()
+    except OutOfTime:
+        for one in whose:
+            one.out_of_time = float(limit)
+        bench.sides.close()
+    finally:
+        bench.sides.job.deadline.at = None
+
+
+def _limited_rate(bench: Bench, required: bool) -> Rate | NoThroughput:
+    found: list[Rate | NoThroughput] = [NoThroughput(reason="out of time", required=required)]
+    _limited(bench, lambda: found.append(speed.own(bench, required)), [])
+    return found[-1]
+
+
+def _measured(
+    bench: Bench, mine: Rate | NoThroughput | None, required: bool, before: pieces.Earlier | None
+) -> Throughput | NoThroughput | None:
+    """Throughput, where it is asked for; that of an earlier piece where it is not."""
+    if mine is None:
+        return None if before is None else before.report.throughput
+    if isinstance(mine, NoThroughput):
+        return mine
+    found: list[Throughput | NoThroughput] = [NoThroughput(reason="out of time", required=required)]
+    _limited(bench, lambda: found.append(speed.throughput(bench, mine, required)), [])
+    return found[-1]

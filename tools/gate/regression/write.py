@@ -14,8 +14,11 @@ from samebits.tools.schema.artifacts.regression import Green, Lock, RegressionRe
 from samebits.tools.store import artifact, fingerprint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from samebits.tools.gate.regression.bench import Bench
-    from samebits.tools.schema.artifacts.regression import AxisRow
+    from samebits.tools.gate.regression.pieces import Earlier
+    from samebits.tools.schema.artifacts.regression import AxisRow, NoThroughput, Throughput
     from samebits.tools.schema.base import Model
     from samebits.tools.schema.experiment import Experiment
 
@@ -30,6 +33,12 @@ class Run:
 
     bench: Bench
     rows: tuple[AxisRow, ...]
+    throughput: Throughput | NoThroughput | None
+    prints: Mapping[str, Mapping[str, str]]
+    """See subject.py."""
+    subject: str
+    before: Earlier | None
+    """The piece this one went on from."""
     seconds: float
 
 
@@ -39,25 +48,30 @@ def write(run: Run) -> tuple[RegressionReport, str]:
     sides = bench.sides
     comparison = judge.comparison_control(data.logprob_N, data.valid_N)
     report = RegressionReport(
-        verdict=judge.verdict(run.rows, comparison),
+        verdict=judge.verdict(run.rows, comparison, run.throughput),
         axes=run.rows,
+        throughput=run.throughput,
         comparison=comparison,
         sequences=len(data.sequences),
         tokens=bench.valid,
         min_tokens=sides.experiment.gate.min_tokens,
-        sides={
+        sides=(dict(run.before.report.sides) if run.before is not None else {})
+        | {
             role: (*(f"{key}: {value}" for key, value in done.facts.items()), *done.lines)
             for role, done in sides.described.items()
         },
-        seconds=run.seconds,
-        made_from={"rollout": artifact.identity(bench.source.folder)},
+        subject=run.subject,
+        seconds=run.seconds + (run.before.report.seconds if run.before is not None else 0.0),
+        made_from={"rollout": artifact.identity(bench.source.folder)}
+        | ({} if run.before is None else {"earlier piece": artifact.identity(run.before.folder)}),
         environment=fingerprint.environment(os.environ | dict(sides.experiment.rollout.env)),
     )
-    columns = {role: scores.logprob_N for role, scores in bench.plain.items()}
-    tensors = {"reported": data.logprob_N, "valid": data.valid_N} | {
-        {"rollout": "plain"}.get(role, role): column for role, column in columns.items()
-    }
-    differences = (data.logprob_N.double() - columns["trainer"].double()).abs() if "trainer" in columns else None
+    columns = {"rollout": "plain", "trainer": "trainer"}
+    tensors = {"reported": data.logprob_N, "valid": data.valid_N}
+    if run.before is not None:
+        tensors = run.before.columns() | tensors
+    tensors |= {columns[role]: scores.logprob_N for role, scores in bench.plain.items()}
+    differences = (data.logprob_N.double() - tensors["trainer"].double()).abs() if "trainer" in tensors else None
     texts = {
         "report.html": page.gate(report, () if differences is None else tuple(differences[data.valid_N].tolist())),
         "junit.xml": junit.render(report),
@@ -65,21 +79,24 @@ def write(run: Run) -> tuple[RegressionReport, str]:
     folder = sides.job.new("gate")
     report = artifact.write(folder, report, {"gate.safetensors": tensors}, texts)
     if isinstance(report.verdict, Green):
-        lock = lock_of(report, sides.experiment, artifact.identity(folder))
+        lock = lock_of(report, run.prints, sides.experiment, artifact.identity(folder))
         part = sides.job.folder / f"{LOCK}.part"
         part.write_text(lock.model_dump_json(indent=1) + "\n", encoding="utf-8")
         part.replace(sides.job.folder / LOCK)
     return report, folder.name
 
 
-def lock_of(report: RegressionReport, experiment: Experiment, identity: str) -> Lock:
-    """What the green report proved, and where."""
+def lock_of(
+    report: RegressionReport, prints: Mapping[str, Mapping[str, str]], experiment: Experiment, identity: str
+) -> Lock:
+    """What the green report proved, and where. A side that was not asked proves nothing."""
     return Lock(
         contract_version=CONTRACT_VERSION,
         gate=identity,
         axes={row.name: row.outcome.tokens for row in report.axes if row.outcome.status == "exact"},
         not_proved={row.name: row.outcome.reason for row in report.axes if row.outcome.status == "not_run"},
         settings={"rollout": _settings(experiment.rollout, ROLLOUT), "trainer": _settings(experiment.trainer, TRAINER)},
+        proved={role: dict(values) for role, values in prints.items() if role in report.sides},
         environment=report.environment,
         sides=report.sides,
     )

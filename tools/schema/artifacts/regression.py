@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -14,18 +15,27 @@ AxisName = Literal[
     "repeat",
     "batch",
     "order",
+    "lengths",
+    "graph_buckets",
     "decode_prefill",
     "chunked_prefill",
     "prefix_hit",
     "reload",
     "preemption",
     "logprob_mode",
+    "eager_graph",
+    "ranks",
     "restart",
     "trainer_repeat",
     "micro_batch",
+    "layout",
+    "gradients",
+    "checkpointing",
     "trainer_rollout",
 ]
 """In the order in which they run."""
+THROUGHPUT = "throughput"
+"""Can be asked for and required like an axis; it compares times, not bits."""
 
 
 class Compared(Model):
@@ -89,7 +99,14 @@ class NotRun(Model):
     reason: str
 
 
-Outcome = Annotated[Exact | Differs | TooFew | Vacuous | NotRun, Field(discriminator="status")]
+class TimedOut(Model):
+    """Its time was over before it was done: no verdict. Red."""
+
+    status: Literal["timed_out"] = "timed_out"
+    limit_s: float
+
+
+Outcome = Annotated[Exact | Differs | TooFew | Vacuous | NotRun | TimedOut, Field(discriminator="status")]
 
 
 class AxisRow(Model):
@@ -108,9 +125,56 @@ class AxisRow(Model):
     @property
     def red(self) -> bool:
         """Whether this axis alone makes the gate red."""
-        return self.outcome.status in ("differs", "too_few", "vacuous") or (
+        return self.outcome.status in ("differs", "too_few", "vacuous", "timed_out") or (
             self.required and self.outcome.status == "not_run"
         )
+
+
+class Rate(Model):
+    """Sampled tokens per second of one engine, run by run, its first run left out."""
+
+    what: str
+    """Which engine."""
+    runs: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle run, or the mean of the two in the middle."""
+        return median(self.runs)
+
+
+class Throughput(Model):
+    """The engine of the experiment against the same engine without samebits, in this job."""
+
+    own: Rate
+    stock: Rate
+    bar: float
+    """Smallest ratio that passes."""
+    required: bool
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Of the medians."""
+        return self.own.median / self.stock.median
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Smallest and largest ratio that any two runs give."""
+        return min(self.own.runs) / max(self.stock.runs), max(self.own.runs) / min(self.stock.runs)
+
+    @property
+    def verdict(self) -> Literal["above", "below", "unclear"]:
+        """Unclear: the span holds the bar, so the noise of this machine decides and not the engine."""
+        low, high = self.span
+        return "above" if low >= self.bar else "below" if high < self.bar else "unclear"
+
+
+class NoThroughput(Model):
+    """Why it was not measured."""
+
+    reason: str
+    required: bool = False
 
 
 class Green(Model):
@@ -144,6 +208,8 @@ class RegressionReport(Manifest):
     kind: Literal["regression"] = "regression"
     verdict: Annotated[Green | Red | Unjudged, Field(discriminator="kind")]
     axes: tuple[AxisRow, ...]
+    throughput: Throughput | NoThroughput | None = None
+    """None: not asked for."""
     comparison: ControlRow
     """The control of the comparison itself: one stored bit flipped, which must be seen as exactly one token."""
     sequences: int
@@ -152,7 +218,11 @@ class RegressionReport(Manifest):
     min_tokens: int
     sides: dict[str, tuple[str, ...]]
     """What really ran, by role."""
+    subject: str = ""
+    """sha256 of what was gated: settings of the sides, workload, weights, machine, packages, kernels. Pieces of a gate
+    merge where this and the rollout are equal."""
     seconds: float
+    """Of all its pieces."""
 
 
 class Lock(Model):
@@ -169,6 +239,9 @@ class Lock(Model):
     """Axes that did not run, with the reason."""
     settings: dict[str, dict[str, str]]
     """By section: what of samebits.toml the bits depend on."""
+    proved: dict[str, dict[str, str]]
+    """By role: what the adapters compare at start-up (kernels/adapters/proved.py): contract version, digest of the
+    kernels, machine, driver, packages, variables."""
     environment: Environment
     sides: dict[str, tuple[str, ...]]
     """What really ran, by role: versions, runner, attention, linears, CPU features, variables."""

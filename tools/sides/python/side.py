@@ -50,7 +50,8 @@ class PythonSide(TorchSide):
         self.recomputes = not hasattr(model, "decode")
         self.limit = getattr(model, "max_positions", None)
         self.vocabulary = getattr(model, "vocabulary", None)
-        if self.layout == "packed" and not getattr(model, "packed", False):
+        self.packs = bool(getattr(model, "packed", False))
+        if self.layout == "packed" and not self.packs:
             raise UserError(
                 f"{self.role}.layout",
                 f'"packed", but {self.name} does not say that it keeps packed sequences apart',
@@ -126,6 +127,8 @@ class PythonSide(TorchSide):
 
             with self.recorded(data, plan, edits, folder):
                 return score_decode(self, data)
+        if how.layout == "packed" and not self.packs:
+            raise UserError("packed", f"{self.name} does not say that it keeps packed sequences apart", "leave it out")
         return super().score(data, how, plan, edits, folder)
 
     def save(self, path: Path) -> None:

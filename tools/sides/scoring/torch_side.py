@@ -129,17 +129,39 @@ class TorchSide(Side):
         logprob_N = torch.full((count,), torch.nan, dtype=torch.float32)
         scored_N = torch.zeros(count, dtype=torch.bool)
         largest = passes = 0
-        with torch.no_grad(), self.recorded(data, plan, edits, folder):
-            for batch in cut(data.sequences, self.layout, how.concurrency or self.micro_batch, reverse=how.reverse):
+        layout = how.layout or self.layout
+        with (
+            torch.set_grad_enabled(how.gradients != "no"),
+            self.checkpointing(how.gradients == "checkpointed"),
+            self.recorded(data, plan, edits, folder),
+        ):
+            for batch in cut(data.sequences, layout, how.concurrency or self.micro_batch, reverse=how.reverse):
                 self._rows = batch.rows
                 logits_RV = self.logits(batch)
-                logprob_N[batch.out_R] = (
-                    self.logprobs(logits_RV, batch.targets_R.to(self.device), processing).float().cpu()
-                )
+                lp_R = self.logprobs(logits_RV, batch.targets_R.to(self.device), processing).float()
+                logprob_N[batch.out_R] = lp_R.detach().cpu()
+                if how.gradients != "no":
+                    # The backward pass itself, so that what is computed again in it is.
+                    lp_R.sum().backward()
+                    self.module.zero_grad(set_to_none=True)
                 self._rows = None
                 scored_N[batch.out_R] = True
                 largest, passes = max(largest, len(batch.lengths)), passes + 1
-        return Scores(logprob_N, scored_N, {"largest_batch": largest, "passes": passes, "layout": self.layout})
+        facts = {"largest_batch": largest, "passes": passes, "layout": layout, "gradients": how.gradients}
+        return Scores(logprob_N, scored_N, {**facts})
+
+    @contextmanager
+    def checkpointing(self, on: bool) -> Iterator[None]:
+        """Gradient checkpointing while the block runs, where asked for.
+
+        Raises:
+            UserError: this side has none.
+        """
+        if on:
+            raise UserError(
+                "gradient checkpointing", f"{type(self).__name__} has no switch for it", "leave this way out"
+            )
+        yield
 
     def logprobs(self, logits_RV: torch.Tensor, targets_R: torch.Tensor, processing: Processing) -> torch.Tensor:
         """float32 [R] of the pass that ran last, tapped and edited as module "logprob" when a recorder is on."""

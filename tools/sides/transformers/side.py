@@ -6,6 +6,7 @@ Legend: B rows of a batch, L its length, R rows whose logits are asked for, V vo
 from __future__ import annotations
 
 import inspect
+from contextlib import contextmanager
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +20,7 @@ from samebits.tools.sides.scoring.torch_side import TorchSide
 from samebits.tools.sides.transformers.checkpoint import load_into
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from samebits.tools.schema.experiment import Kernels, Trainer, Workload
@@ -65,18 +67,36 @@ class TransformersSide(TorchSide):
         """Put the patch engine's table under the model.
 
         Raises:
-            UserError: a layout the operators do not take, or whatever the engine refuses.
+            UserError: whatever the engine refuses.
         """
         from samebits.tools.sides.transformers.patching import install
 
-        if self.layout == "padded":
-            raise UserError(
-                f"{self.role}.layout",
-                '"padded" cannot be used with patched kernels: padding rows are outside their contract',
-                'set layout = "packed" or "single"',
-            )
         self.patched = install(self.module, kernels)
         self.logprob.operator = self.patched.logprob
+
+    @contextmanager
+    def checkpointing(self, on: bool) -> Iterator[None]:
+        """See TorchSide.checkpointing; the patched model has a switch of its own."""
+        if not on:
+            yield
+            return
+        model: Any = self.module
+        if self.patched is not None:
+            self.patched.checkpoint(True)
+        elif model.supports_gradient_checkpointing:
+            # transformers checkpoints in training mode alone; what else that mode switches on would be seen.
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            self.module.train()
+        else:
+            raise UserError("gradient checkpointing", "this model has none", "leave this way out")
+        try:
+            yield
+        finally:
+            if self.patched is not None:
+                self.patched.checkpoint(False)
+            else:
+                self.module.eval()
+                model.gradient_checkpointing_disable()
 
     def describe(self) -> tuple[dict[str, str | int | float | bool | None], list[str]]:
         """See Side.describe."""

@@ -46,6 +46,8 @@ def look(worker: Any) -> dict[str, Any]:
         "attention": ", ".join(sorted({group.backend.__name__ for groups in runner.attn_groups for group in groups})),
         "compiled": str(getattr(compilation.mode, "name", compilation.mode)),
         "graphs": str(getattr(compilation.cudagraph_mode, "name", "")),
+        "graph_sizes": ", ".join(str(size) for size in sorted(compilation.cudagraph_capture_sizes or ())),
+        "most_in_flight": config.scheduler_config.max_num_seqs,
         "custom_ops": ", ".join(compilation.custom_ops),
         "block_size": config.cache_config.block_size,
         "kv_cache": ", ".join(

@@ -70,8 +70,9 @@ def outcome(tried: judge.Tried) -> Any:
 def test_batch_asks_for_every_size_and_three_kinds_of_neighbours(tmp_path: Path) -> None:
     made = bench(tmp_path / "a", [3] * 9)
     tried = engine_axes.batch(made)
-    assert [how.concurrency for how in made.sides.asked] == [1, 2, 8, None, None, None]  # type: ignore[attr-defined]
-    assert [way.stats.tokens for way in tried.compared] == [72, 72, 72, 40, 40, 40]
+    assert [how.concurrency for how in made.sides.asked] == [1, 2, 8, *[None] * 4]  # type: ignore[attr-defined]
+    assert [way.stats.tokens for way in tried.compared] == [72, 72, 72, 40, 40, 40, 72]
+    assert tried.compared[-1].words == "in a batch of 64"
     assert all(way.stats.exact for way in tried.compared)
 
 

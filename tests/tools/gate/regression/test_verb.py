@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from samebits.tools.gate.regression.verb import run_regression
 from samebits.tools.job.job import Job
 from samebits.tools.schema.artifacts.regression import Lock, RegressionReport
 from samebits.tools.schema.errors import UserError
-from samebits.tools.schema.requests import GateRequest
 from samebits.tools.sides.protocol import Scores
 from samebits.tools.sides.scoring.torch_side import TorchSide
 from samebits.tools.store import artifact
@@ -25,41 +22,19 @@ if TYPE_CHECKING:
 
     from samebits.tools.schema.results import Result
 
-HERE = Path(__file__).parent
-SIDE = "python:steady_side:factory"
-RUNS = ("repeat", "decode_prefill", "reload", "restart", "trainer_repeat", "micro_batch", "trainer_rollout")
+RUNS = (
+    "repeat",
+    "lengths",
+    "decode_prefill",
+    "reload",
+    "restart",
+    "trainer_repeat",
+    "micro_batch",
+    "layout",
+    "gradients",
+    "trainer_rollout",
+)
 pytestmark = pytest.mark.usefixtures("sides_here")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    spec = importlib.util.spec_from_file_location("steady_writer", HERE / "steady_side.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    written: Path = module.write(tmp_path_factory.mktemp("steady") / "model")
-    return written
-
-
-@pytest.fixture
-def gated(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, Any]]:
-    """gated(rollout={...}, trainer={...}, gate={...}, axes=...): run the gate here."""
-    monkeypatch.syspath_prepend(str(HERE))
-
-    def run(**given: Any) -> tuple[Result, RegressionReport]:
-        experiment = {
-            "device": "cpu",
-            "rollout": {"side": SIDE, "model": str(model), "dtype": "float32"} | given.pop("rollout", {}),
-            "trainer": {"side": SIDE, "dtype": "float32", "layout": "padded", "logprob": "log_softmax"}
-            | given.pop("trainer", {}),
-            "workload": {"prompts": 6, "prompt_tokens": (2, 12), "new_tokens": 5},
-            "gate": {"min_tokens": 20} | given.pop("gate", {}),
-        }
-        result = run_regression(GateRequest.model_validate({"experiment": experiment, **given}), Job(tmp_path))
-        return result, artifact.read(tmp_path / result.ids["regression"], RegressionReport)
-
-    return run
 
 
 def status(report: RegressionReport) -> dict[str, str]:

@@ -1,0 +1,198 @@
+"""A gate in pieces, its time limits, its throughput, and the lock it leaves."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from samebits.tools.gate.regression import judge, speed, trainer_axes, verb
+from samebits.tools.job.job import Job
+from samebits.tools.schema.artifacts.regression import Lock, NoThroughput, Rate, Throughput
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.experiment import Rollout
+from samebits.tools.sides.session import Deadline, OutOfTime, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("sides_here")
+
+
+def test_two_pieces_make_one_report(gated: Callable[..., Any], tmp_path: Path) -> None:
+    first, one = gated(axes=("repeat", "decode_prefill"), job="one")
+    result, two = gated(
+        axes=("repeat", "trainer_rollout"), require=("repeat",), resume=str(tmp_path / "one"), job="two"
+    )
+    assert [axis.name for axis in two.axes] == ["repeat", "decode_prefill", "trainer_rollout"]
+    assert [axis.outcome.status for axis in two.axes] == ["exact"] * 3
+    assert two.axes[0].compared == one.axes[0].compared, "not run again"
+    assert two.axes[0].required
+    assert two.made_from["rollout"] == one.made_from["rollout"]
+    assert two.made_from["earlier piece"]
+    assert two.seconds > one.seconds
+    assert (first.verdict, result.verdict) == ("equal", "equal")
+    lock = Lock.model_validate_json((tmp_path / "two" / result.ids["lock"]).read_text())
+    assert set(lock.axes) == {"repeat", "decode_prefill", "trainer_rollout"}
+
+
+def test_a_red_axis_stays_red_in_every_later_piece(gated: Callable[..., Any], tmp_path: Path) -> None:
+    fault = {"trainer": {"options": {"fault": "company"}}}
+    gated(**fault, axes=("micro_batch",), job="one")
+    result, report = gated(**fault, axes=("micro_batch", "repeat"), resume=str(tmp_path / "one"), job="two")
+    assert (report.verdict.kind, result.exit_code) == ("red", 1)
+
+
+@pytest.mark.parametrize("changed", [{"trainer": {"micro_batch": 3}}, {"rollout": {"env": {"VLLM_X": "1"}}}])
+def test_a_piece_about_something_else_is_refused(gated: Callable[..., Any], tmp_path: Path, changed: Any) -> None:
+    gated(axes=("repeat",), job="one")
+    with pytest.raises(UserError, match="is about something else"):
+        gated(**changed, axes=("repeat",), resume=str(tmp_path / "one"), job="two")
+
+
+def test_a_piece_whose_bytes_or_rollout_are_not_those_it_names_is_refused(
+    gated: Callable[..., Any], tmp_path: Path
+) -> None:
+    gated(axes=("repeat",), job="one")
+    (tmp_path / "one" / "rollout" / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match="is not beside it"):
+        gated(axes=("repeat",), resume=str(tmp_path / "one"), job="two")
+    manifest = tmp_path / "one" / "gate" / "manifest.json"
+    raw = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(raw | {"schema_version": 0}))
+    with pytest.raises(UserError, match="schema version 0"):
+        gated(axes=("repeat",), resume=str(tmp_path / "one"), job="three")
+    (tmp_path / "one" / "gate" / "junit.xml").write_text("")
+    manifest.write_text(json.dumps(raw))
+    with pytest.raises(UserError, match="damaged"):
+        gated(axes=("repeat",), resume=str(tmp_path / "one"), job="four")
+
+
+def test_an_axis_that_runs_out_of_time_has_no_verdict_and_the_next_one_runs(
+    gated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(bench: Any) -> Any:
+        assert bench.sides.job.deadline.left() is not None
+        raise OutOfTime("the trainer side was still at work")
+
+    monkeypatch.setitem(verb.TRAINER, "micro_batch", hangs)
+    result, report = gated(axes=("micro_batch", "trainer_rollout"), gate={"axis_limit_s": 7})
+    assert [axis.outcome.status for axis in report.axes] == ["timed_out", "exact"]
+    assert (report.verdict.kind, result.exit_code) == ("unjudged", 2)
+    assert "micro_batch: timed out after 7 s" in result.summary
+
+
+def test_a_side_that_does_not_answer_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    from samebits.tools.schema.experiment import Experiment
+
+    (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(60)\n")
+    experiment = Experiment.model_validate(
+        {
+            "trainer": {
+                "side": "python:sleeper:factory",
+                "model": str(tmp_path),
+                "env": {"PYTHONPATH": str(tmp_path)},
+            }
+        }
+    )
+    deadline, begun = Deadline(time.monotonic() + 2), time.monotonic()
+    with pytest.raises(OutOfTime):
+        Session.start("trainer", experiment, "cpu", tmp_path, deadline=deadline)
+    assert time.monotonic() - begun < 30
+
+
+def test_the_deadline_of_a_job_is_that_of_its_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.undo()
+    monkeypatch.setattr(Session, "start", lambda *_, **given: seen.append(given["deadline"]))
+    from samebits.tools.schema.experiment import Experiment
+
+    job = Job(tmp_path)
+    job.open_side("trainer", Experiment(device="cpu"))
+    assert seen == [job.deadline]
+    assert seen[0] is job.deadline
+
+
+def rates(own: tuple[float, ...], stock: tuple[float, ...], required: bool = False) -> Throughput:
+    return Throughput(
+        own=Rate(what="own", runs=own), stock=Rate(what="stock", runs=stock), bar=0.7, required=required, seconds=1.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "verdict", "reasons"),
+    [
+        ((80.0, 81.0, 82.0), "above", 0),
+        ((60.0, 61.0, 62.0), "below", 1),
+        ((60.0, 75.0, 90.0), "unclear", 0),
+    ],
+)
+def test_throughput_is_judged_beyond_the_noise_alone(own: tuple[float, ...], verdict: str, reasons: int) -> None:
+    measured = rates(own, (99.0, 100.0, 101.0))
+    assert measured.verdict == verdict
+    assert len(judge.slow(measured)) == reasons
+
+
+def test_required_throughput_that_is_not_told_apart_from_the_bar_proves_nothing() -> None:
+    (reason,) = judge.slow(rates((60.0, 90.0), (100.0, 100.0), required=True))
+    assert "the noise of this machine reaches over the bar of 0.70" in reason
+    (reason,) = judge.slow(NoThroughput(reason="no engine", required=True))
+    assert "required, but not measured: no engine" in reason
+    assert judge.slow(NoThroughput(reason="no engine")) == []
+
+
+def test_a_slow_engine_is_not_green(gated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "own", lambda *_: Rate(what="own", runs=(10.0, 11.0)))
+    monkeypatch.setattr(speed, "throughput", lambda *_: rates((10.0, 11.0), (100.0, 101.0)))
+    result, report = gated(axes=("repeat", "throughput"))
+    assert report.axes[0].outcome.status == "exact"
+    assert (report.verdict.kind, result.exit_code) == ("unjudged", 2)
+    assert "the bar is 0.70" in result.summary
+
+
+def test_the_stock_engine_has_nothing_of_samebits() -> None:
+    config = Rollout(
+        eager=True, env={"VLLM_CPU_ATTN_SPLIT_KV": "0", "OMP_NUM_THREADS": "1"}, engine={"max_num_seqs": 8}
+    )
+    made = speed.stock(config, "cpu")
+    assert (made.eager, made.env, made.engine, made.kernels) == (
+        False,
+        {"OMP_NUM_THREADS": "1"},
+        {"max_num_seqs": 8},
+        "none",
+    )
+
+
+def test_a_side_that_was_not_asked_proves_nothing(gated: Callable[..., Any], tmp_path: Path) -> None:
+    result, _ = gated(axes=("repeat",))
+    lock = Lock.model_validate_json((tmp_path / result.ids["lock"]).read_text())
+    assert set(lock.proved) == {"rollout"}
+    assert {"contract", "kernels_digest", "torch", "cpu"} <= set(lock.proved["rollout"])
+
+
+def test_the_adapters_take_the_lock_of_a_green_gate_and_refuse_it_elsewhere(
+    gated: Callable[..., Any], tmp_path: Path
+) -> None:
+    from samebits.kernels.adapters import proved
+    from samebits.kernels.adapters.errors import PatchError
+
+    result, _ = gated(axes=("repeat", "trainer_rollout"))
+    path = tmp_path / result.ids["lock"]
+    asked = {"kernels": "none", "dtype": "float32"}
+    # The lock was made in processes with the sides' own environment.
+    held = json.loads(path.read_text())
+    held["proved"]["trainer"] = proved.fingerprint("trainer")
+    path.write_text(json.dumps(held))
+    assert proved.compare("trainer", asked, path, False).proved
+    with pytest.raises(PatchError, match="kernels: proved none, now vllm"):
+        proved.compare("trainer", asked | {"kernels": "vllm"}, path, False)
+
+
+def test_a_layout_that_changes_bits_is_red(gated: Callable[..., Any]) -> None:
+    result, report = gated(trainer={"options": {"fault": "company"}, "micro_batch": 4}, axes=("layout",))
+    assert report.axes[0].outcome.status == "differs"
+    assert result.exit_code == 1
+    assert trainer_axes.LAYOUTS == ("single", "padded", "packed")

@@ -1,0 +1,72 @@
+"""A gate in pieces: what an earlier one proved is taken over when it was about the same thing, by digest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samebits.tools.schema.artifacts.regression import THROUGHPUT, AxisName, AxisRow, RegressionReport, Throughput
+from samebits.tools.schema.errors import UserError
+from samebits.tools.store import artifact
+
+if TYPE_CHECKING:
+    import torch
+
+DONE = ("exact", "differs", "too_few", "vacuous")
+"""Outcomes that are not tried again: there are no reruns."""
+
+
+@dataclass(slots=True, frozen=True)
+class Earlier:
+    """A report to go on from."""
+
+    folder: Path
+    report: RegressionReport
+    rollout: Path
+    """The rollout it was about."""
+
+    @property
+    def done(self) -> frozenset[str]:
+        """Axes with a verdict, and a throughput that was measured."""
+        found = {str(row.name) for row in self.report.axes if row.outcome.status in DONE}
+        return frozenset(found | ({THROUGHPUT} if isinstance(self.report.throughput, Throughput) else set()))
+
+    def columns(self) -> dict[str, torch.Tensor]:
+        """Its stored columns."""
+        return artifact.load_tensors(self.folder, "gate.safetensors")
+
+
+def earlier(given: str, subject: str) -> Earlier:
+    """The report of an earlier piece, checked.
+
+    Args:
+        given: its folder, or the job folder that holds it.
+        subject: of this gate.
+
+    Raises:
+        UserError: nothing there, damaged, of another subject, or its rollout is gone.
+    """
+    folder = Path(given)
+    folder = folder / "gate" if (folder / "gate").is_dir() else folder
+    report = artifact.read(folder, RegressionReport)
+    if report.subject != subject:
+        raise UserError(
+            str(folder),
+            "is about something else: settings, weights, machine, packages or kernels changed since",
+            "leave --resume out and run the whole gate",
+        )
+    wanted = report.made_from["rollout"]
+    for place in sorted(folder.parent.iterdir()):
+        if (place / "manifest.json").is_file() and artifact.identity(place) == wanted:
+            return Earlier(folder, report, place)
+    raise UserError(
+        str(folder), f"its rollout (sha256 {wanted[:12]}) is not beside it", "keep job folders whole to go on from them"
+    )
+
+
+def merged(rows: list[AxisRow], before: Earlier | None, required: tuple[AxisName, ...]) -> list[AxisRow]:
+    """New rows and those taken over, each axis once; what is required is what is required now."""
+    own = {row.name for row in rows}
+    kept = [] if before is None else [row for row in before.report.axes if row.name not in own]
+    return [row.model_copy(update={"required": row.name in required}) for row in (*rows, *kept)]
