@@ -1,6 +1,6 @@
 """One vLLM engine in a process of its own, asked by lines of JSON on standard input; see engines.py.
 
-    python benchmarks/engine_child.py --settings JSON --reply FILE_DESCRIPTOR
+python benchmarks/engine_child.py --settings JSON --reply FILE_DESCRIPTOR
 """
 
 from __future__ import annotations

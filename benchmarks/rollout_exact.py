@@ -51,7 +51,7 @@ def main() -> None:
         "skip_tokenizer_init": True,
         "max_model_len": 2048 if options.device == "cuda" else 512,
         "logprobs_mode": "processed_logprobs",
-        "kv_cache_memory_bytes": (12 if options.device == "cuda" else 1) << 30,
+        "kv_cache_memory_bytes": (8 if options.device == "cuda" else 1) << 30,
         "gpu_memory_utilization": 0.15,
     }
     engines = []

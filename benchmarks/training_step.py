@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def main() -> None:
         result["stock_gib"] = torch.cuda.max_memory_allocated() / 2**30
         patched = patch(model, "samebits")
         torch.cuda.reset_peak_memory_stats()
-        ours = timed_ms(lambda: step(model, ids, packed, patched.logprob))
+        ours = timed_ms(partial(step, model, ids, packed, patched.logprob))
         result["samebits_gib"] = torch.cuda.max_memory_allocated() / 2**30
         result["read_back"] = {role: list(entry) for role, entry in patched.read_back().items()}
         patched.undo()

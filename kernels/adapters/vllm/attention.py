@@ -87,7 +87,8 @@ def implementations() -> dict[type, type]:
             output_block_scale: torch.Tensor | None = None,
         ) -> torch.Tensor:
             """See FlashAttentionImpl.forward."""
-            assert output_scale is None and output_block_scale is None
+            assert output_scale is None
+            assert output_block_scale is None
             if attn_metadata is None:
                 return output.fill_(0)
             attend(query, kv_cache, attn_metadata, output, self.head_size, self.scale)

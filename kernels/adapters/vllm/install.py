@@ -98,7 +98,9 @@ def plan(model: torch.nn.Module) -> list[Change]:
     """
     if type(model).__name__ not in MODELS:
         raise PatchError(
-            f"model class {type(model).__name__}", "is not covered by samebits' operators", f"known: {', '.join(MODELS)}"
+            f"model class {type(model).__name__}",
+            "is not covered by samebits' operators",
+            f"known: {', '.join(MODELS)}",
         )
     changes = []
     for path, module in model.named_modules():

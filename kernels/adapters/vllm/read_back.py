@@ -12,7 +12,14 @@ from samebits.kernels.contract_version import CONTRACT_VERSION
 from samebits.kernels.ops.ran import counts
 
 PROFILER = "samebits_profiler"
-REPLACED = ("flash", "fmha", "_topk_log_softmax_kernel", "fused_add_rms_norm", "silu_and_mul", "rotary_embedding_kernel")
+REPLACED = (
+    "flash",
+    "fmha",
+    "_topk_log_softmax",
+    "fused_add_rms_norm",
+    "silu_and_mul",
+    "rotary_embedding_kernel",
+)
 """Parts of the names of the kernels that vLLM runs for the replaced operators, where it does not write its own."""
 
 

@@ -56,7 +56,9 @@ def asked() -> bool:
     """
     value = os.environ.get(VARIABLE, "")
     if value not in ("", TABLE):
-        raise PatchError(f"{VARIABLE}={value}", "no table of operators for an engine", f"set it to {TABLE}, or unset it")
+        raise PatchError(
+            f"{VARIABLE}={value}", "no table of operators for an engine", f"set it to {TABLE}, or unset it"
+        )
     return value == TABLE
 
 

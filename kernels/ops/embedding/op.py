@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from samebits.kernels.ops.check import require, require_float
-from samebits.kernels.ops.ran import ran
 from samebits.kernels.ops.embedding.contract import contract, contract_backward
+from samebits.kernels.ops.ran import ran
 
 NAME = "embedding"
 

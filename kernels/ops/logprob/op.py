@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from samebits.kernels.ops.check import require, require_dense, require_float
-from samebits.kernels.ops.ran import ran
 from samebits.kernels.ops.logprob.contract import contract_backward, contract_with_state
+from samebits.kernels.ops.ran import ran
 
 NAME = "logprob"
 

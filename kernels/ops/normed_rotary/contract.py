@@ -19,5 +19,6 @@ def contract(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See README.md. q [T, H, D], k [T, G, D], weights [D], positions [T], cache [P, D]."""
     normed_q, normed_k = rms_norm.contract(q, q_weight, eps), rms_norm.contract(k, k_weight, eps)
-    assert isinstance(normed_q, torch.Tensor) and isinstance(normed_k, torch.Tensor)
+    assert isinstance(normed_q, torch.Tensor)
+    assert isinstance(normed_k, torch.Tensor)
     return rotary.contract(normed_q, normed_k, positions, cache)

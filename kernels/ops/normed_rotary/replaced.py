@@ -19,5 +19,6 @@ def replaced(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(q', k') in the dtype of q."""
     normed_q, normed_k = norm(q, q_weight, eps), norm(k, k_weight, eps)
-    assert isinstance(normed_q, torch.Tensor) and isinstance(normed_k, torch.Tensor)
+    assert isinstance(normed_q, torch.Tensor)
+    assert isinstance(normed_k, torch.Tensor)
     return rotary(normed_q, normed_k, positions, cache)
