@@ -17,6 +17,7 @@ from samebits.server.jobs import launch
 from samebits.server.jobs.start import start
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.experiment import Experiment
 from samebits.tools.schema.requests import (
     BuildRequest,
     CaptureRequest,
@@ -179,12 +180,22 @@ def build(
     candidate: Annotated[str, typer.Argument(help="Candidate folder, or the name of a library operator.")],
     device: Device = "auto",
     timing: Annotated[bool, typer.Option(help="Time it when every other leg is green.")] = True,
+    sandbox: Annotated[
+        str | None, typer.Option(help="auto, or required: an error without one (default: [gate] sandbox).")
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Build a candidate kernel and put it through the gate for candidates."""
     named = str(Path(candidate).resolve()) if Path(candidate).is_dir() else candidate
-    execute(BuildRequest.model_validate({"candidate": named, "device": device, "timing": timing}), out, as_json)
+    if sandbox not in (None, "auto", "required"):
+        raise UserError(f"--sandbox {sandbox}", "not one of the two", "say auto or required")
+    # What the file requires, a flag does not take back.
+    experiment = reader.read(Path()) if Path(reader.NAME).is_file() else Experiment()
+    required = "required" in (sandbox, experiment.gate.sandbox)
+    chosen = {"candidate": named, "device": device, "timing": timing, "sandbox": "required" if required else "auto"}
+    limit = {"memory_limit_mib": experiment.pool.memory_limit_mib}
+    execute(BuildRequest.model_validate(chosen | limit), out, as_json)
 
 
 @app.command()

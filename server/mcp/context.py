@@ -16,6 +16,7 @@ from samebits.server.mcp import answers
 from samebits.server.mcp.clean import clean
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.experiment import Experiment
 from samebits.tools.schema.experiment import Pool as Settings
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from samebits.server.jobs.pool import Pool
     from samebits.server.mcp.answers import Answer
     from samebits.server.mcp.roots import Roots
-    from samebits.tools.schema.experiment import Experiment
     from samebits.tools.schema.requests import Request
 
 PATIENCE_S = 40.0
@@ -54,6 +54,10 @@ class App:
         experiment = reader.read(path, overrides)
         self.roots.check(experiment, self.python)
         return experiment
+
+    def own(self) -> Experiment:
+        """The project's experiment, its paths checked; without a file the defaults."""
+        return self.experiment(".", ()) if (self.roots.project / reader.NAME).is_file() else Experiment()
 
     def settings(self, request: Request) -> Settings:
         """[pool] for a request: of its experiment, else of the project's experiment file, its paths checked."""

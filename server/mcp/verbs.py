@@ -130,11 +130,16 @@ async def build_kernel(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     timing: bool = True,
 ) -> Answer:
-    """Build a candidate kernel and put it through the gate for candidates. Runs its code as this user, unsandboxed."""
+    """Build a candidate kernel and put it through the gate for candidates, in a sandbox; the summary says which, or
+    UNSANDBOXED."""
     app = app_of(ctx)
     with mistakes():
         folder = candidate if candidate.isidentifier() else str(app.roots.path(candidate, "candidate"))
-        request = BuildRequest(candidate=folder, device=device, timing=timing)
+        own = app.own()
+        limit = own.pool.memory_limit_mib
+        request = BuildRequest(
+            candidate=folder, device=device, timing=timing, sandbox=own.gate.sandbox, memory_limit_mib=limit
+        )
     return await app.carry_out(ctx, request)
 
 

@@ -2,8 +2,8 @@
 
 SPEC (JSON): {"kind": "bubblewrap" | "landlock" | "none", "read": [...], "private": "...", "devices": [...], "cuda":
 bool, "file_bytes": int, "data_bytes": int}. Under bubblewrap the namespaces are there already and the filter of system
-calls is added. For Landlock it makes what namespaces it can (network, processes), then the rules, then the filter. "none"
-sets limits alone.
+calls is added. For Landlock it makes what namespaces it can (network, processes), then the rules, then the filter.
+"none" sets limits alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import resource
 import signal
 import sys
-from contextlib import suppress
 from typing import Any
 
 from samebits.tools.sandbox import landlock, seccomp
@@ -37,14 +36,12 @@ def unshare() -> int:
 
 
 def follow(child: int) -> None:
-    """Wait for the child, hand signals on, and end as it ended (128 + number for a signal)."""
-
-    def pass_on(number: int, _: object) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(child, number)
-
-    signal.signal(signal.SIGTERM, pass_on)
-    _, status = os.waitpid(child, 0)
+    """Wait for the child, also for orphans that become this process's, and end as the child ended (128 + number for a
+    signal).
+    """
+    pid, status = os.wait()
+    while pid != child:
+        pid, status = os.wait()
     code = os.waitstatus_to_exitcode(status)
     os._exit(128 - code if code < 0 else code)
 
@@ -63,10 +60,11 @@ def enter_landlock(spec: dict[str, Any]) -> None:
     """Namespaces, rules, filter."""
     flags = unshare()
     if flags & NEWPID:
-        child = os.fork()
-        if child:
-            follow(child)
-        die_with_parent()
+        for _ in ("the namespace's first process, which no signal of its own reaches", "the command"):
+            child = os.fork()
+            if child:
+                follow(child)
+            die_with_parent()
     if not flags & NEWUSER and os.geteuid() == 0:
         ctypes.CDLL(None).prctl(PR_SET_SECUREBITS, NOROOT_LOCKED, 0, 0, 0)  # root without its powers, after exec
     read = [*spec["read"], "/proc", *(["/sys"] if spec["cuda"] else ["/sys/devices/system"])]

@@ -46,10 +46,12 @@ def memory_bytes(pids: set[int]) -> int:
     return total
 
 
-def kill_below(root: int) -> set[int]:
-    """Kill every descendant, also those that are started meanwhile; returns what would not die in time."""
+def kill_below(root: int, spared: set[int]) -> set[int]:
+    """Kill every descendant but those spared, also those that are started meanwhile; returns what would not die in
+    time.
+    """
     until = time.monotonic() + KILL_WAIT_S
-    while (left := below(root)) and time.monotonic() < until:
+    while (left := below(root) - spared) and time.monotonic() < until:
         for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: none can start another while others are killed
             for pid in left:
                 with suppress(ProcessLookupError, PermissionError):

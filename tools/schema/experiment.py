@@ -106,6 +106,9 @@ class Gate(Model):
     """An axis over this is timed out: no verdict, and the gate is not green."""
     min_throughput: float = Field(default=0.7, ge=0)
     """Smallest ratio of sampled tokens per second to the engine without samebits; 0: not measured."""
+    sandbox: Literal["auto", "required"] = "auto"
+    """Candidates under `samebits build`. "required": an error where this machine gives no sandbox; "auto": the answer
+    says "UNSANDBOXED"."""
 
 
 Correction = Literal["none", "is", "tis", "mis", "icepop", "geometric", "flash", "centering"]

@@ -66,6 +66,8 @@ class Link:
     end: socket.socket
     outputs: Memory
     device: torch.device
+    others: set[int]
+    """Processes of this one that were there before."""
     deadline: float = float("inf")
     """time.monotonic() at which the leg must be done."""
     limit_s: float = 0.0
@@ -158,7 +160,7 @@ class Link:
 
     def over_limit(self, now: float) -> str:
         """The limit that is passed, in words; "" for none."""
-        family = below(os.getpid())
+        family = below(os.getpid()) - self.others
         self.next_look = time.monotonic() + max(LOOK_S, 20 * (time.monotonic() - now))
         if len(family) > self.limits.processes:
             return f"it started {len(family)} processes, {self.limits.processes} are allowed; all ended"
@@ -196,9 +198,12 @@ class Link:
     def stop(self) -> None:
         """End it and all it started, also what has left its family: this process is its subreaper."""
         self.process.kill()
-        kill_below(os.getpid())
+        kill_below(os.getpid(), self.others)
         self.process.wait()
         self.log.close()
+        self.end.close()
+        for memory in (self.outputs, *(slot.memory for slot in self.slots.values())):
+            memory.close()
 
 
 def start(job: dict[str, Any], view: View, limits: Limits, log_path: Path, skipped: dict[Kind, str]) -> Link:
@@ -227,6 +232,7 @@ def start_in(box: Box, job: dict[str, Any], limits: Limits, log_path: Path) -> L
     given = {key: job[key] for key in ("operator", "device", "interpreted")}
     given |= {"folder": job["inside"], "build_folder": str(box.view.private / "build")}
     given |= {"socket": theirs.fileno(), "outputs": outputs.descriptor}
+    others = below(os.getpid())
     process = subprocess.Popen(
         box.command(INSIDE, json.dumps(given)),
         stdin=subprocess.DEVNULL,
@@ -238,7 +244,7 @@ def start_in(box: Box, job: dict[str, Any], limits: Limits, log_path: Path) -> L
     theirs.close()
     log.follow()
     device = torch.device(job["device"])
-    link = Link(box, limits, log, process, end, outputs, device, time.monotonic() + HELLO_S, HELLO_S)
+    link = Link(box, limits, log, process, end, outputs, device, others, time.monotonic() + HELLO_S, HELLO_S)
     try:
         link.wait()
         receive(end)

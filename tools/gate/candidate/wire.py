@@ -85,6 +85,12 @@ class Memory:
         self.size = 0
         self.bytes = torch.empty(0, dtype=torch.uint8)
 
+    def close(self) -> None:
+        """Let go of the descriptor; what is mapped stays."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
     def grow(self, size: int) -> None:
         """Make it at least so large."""
         if size > self.size:

@@ -63,6 +63,53 @@ FAULTS = {
         "    if CALLS[x.shape] > 50:\n        y = torch.nextafter(y, y + 1)\n" + RETURN,
         "differs from call 1",
     ),
+    "returns what it kept for the shape": Fault(
+        "accuracy",
+        RETURN,
+        "    y, s = KEPT.setdefault(x.shape, (y, s))\n"
+        + RETURN.replace("y if", "y.clone() if").replace("(y", "(y.clone()"),
+        "above 1.05",
+        slow=True,
+    ),
+    "returns what it kept for the address": Fault(
+        "accuracy",
+        RETURN,
+        "    y, s = KEPT.setdefault((x.data_ptr(), x.shape), (y, s))\n"
+        + RETURN.replace("y if", "y.clone() if").replace("(y", "(y.clone()"),
+        "above 1.05",
+    ),
+    "returns what it kept once it is trusted": Fault(
+        "repeat",
+        RETURN,
+        "    if CALLS[x.shape] > 90:\n        y, s = KEPT.setdefault(x.shape, (y, s))\n" + RETURN,
+        "a kept result: on new inputs (seed ",
+    ),
+    "changes the contract and the comparison in its process": Fault(
+        "bits",
+        "    return fold(fold(squares))",
+        "    import samebits.kernels.ops.rms_norm.contract as contract\n"
+        "    from samebits.tools.gate.candidate import compare\n"
+        "    contract.contract = run\n"
+        "    compare.bits = lambda x: torch.zeros(1)\n"
+        "    compare.first_difference = lambda got, expected: None\n"
+        "    return squares.sum((1, 2))",
+        "not the bits of the contract",
+    ),
+    "writes the contract's file": Fault(
+        "builds",
+        "    total = total_of(s)\n",
+        "    import samebits.kernels.ops.rms_norm.contract as contract\n"
+        "    open(contract.__file__, 'a').close()\n"
+        "    total = total_of(s)\n",
+        "rms_norm/contract.py",
+        slow=True,
+    ),
+    "leaves a process behind": Fault(
+        "builds",
+        "    total = total_of(s)\n",
+        "    import subprocess\n    subprocess.Popen(['sleep', '600'])\n    total = total_of(s)\n",
+        "left 1 process behind",
+    ),
     "masks neighbours with zeros": Fault(
         "rows",
         "    total = total_of(s)\n",

@@ -13,6 +13,7 @@ import pytest
 from samebits.tools.gate.candidate.runner import run_gate, target_of
 from samebits.tools.gate.candidate.verb import run_build
 from samebits.tools.job.job import Job
+from samebits.tools.sandbox.processes import below
 from samebits.tools.schema.artifacts.candidate_gate import CandidateGate
 from samebits.tools.schema.requests import BuildRequest
 from samebits.tools.store import artifact
@@ -128,22 +129,21 @@ def running(pid: int) -> bool:
 def test_a_hanging_candidate_does_not_outlive_a_killed_job(tmp_path: Path) -> None:
     folder = tmp_path / "candidate"
     shutil.copytree(HERE / "good", folder)
-    mark = tmp_path / "alive"
     text = (folder / "kernel.py").read_text(encoding="utf-8")
-    tell = f"pathlib.Path({str(mark)!r}).write_text(str(os.getpid()))"
-    hang = f"\nimport os\nimport pathlib\nimport time\n\n{tell}\ntime.sleep(600)\n"
-    (folder / "kernel.py").write_text(text + hang, encoding="utf-8")
+    (folder / "kernel.py").write_text(text + "\nimport time\n\ntime.sleep(600)\n", encoding="utf-8")
+    events = tmp_path / "run" / "legs.jsonl"
     call = "from pathlib import Path\nfrom samebits.tools.gate.candidate.runner import run_gate, target_of\n"
     call += f"run_gate(target_of({str(folder)!r}), Path({str(tmp_path / 'run')!r}))"
     job = subprocess.Popen([sys.executable, "-c", call])
     deadline = time.monotonic() + 120
-    while not (mark.is_file() and mark.read_text(encoding="utf-8")):
+    while not (events.is_file() and '"builds"' in events.read_text(encoding="utf-8")):
         assert job.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    child = int(mark.read_text(encoding="utf-8"))
+    family = below(job.pid)
+    assert len(family) >= 2, "the judge, and the candidate below it"
     job.kill()
     job.wait()
-    while running(child):
+    while any(running(pid) for pid in family):
         assert time.monotonic() < deadline, "the candidate's process is still there"
         time.sleep(0.05)

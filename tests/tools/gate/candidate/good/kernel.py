@@ -5,6 +5,7 @@ pass.
 import torch
 
 CALLS = {}
+KEPT = {}
 
 
 def fold(x):

@@ -1,0 +1,122 @@
+"""No kernel: does what its input says (JSON in bytes) and answers with what came of it. `benign` is the control."""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+
+import torch
+
+print('{"event": "done"}')
+
+
+def connect(what):
+    with socket.create_connection(("127.0.0.1", what["port"]), timeout=2) as end:
+        end.sendall(b"out")
+
+
+def read(what):
+    with open(what["path"]) as file:
+        return file.read()
+
+
+def append(what):
+    with open(what["path"], "a") as file:
+        file.write("written by the candidate")
+
+
+def kill(what):
+    os.kill(what["pid"], signal.SIGKILL)
+
+
+def environment(what):
+    return dict(os.environ)
+
+
+def leave(what):
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+
+def daemon(what):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+
+
+def flood(what):
+    for _ in range(what["mib"]):
+        os.write(1, b"x" * ((1 << 20) - 1) + b"\n")
+    os.write(2, b"the last line\n")
+
+
+def forge(what):
+    """Answers that it was not asked for, into every socket it holds."""
+    for number in range(3, 64):
+        try:
+            with socket.socket(fileno=os.dup(number)) as end:
+                body = json.dumps({"id": what["id"]}).encode()
+                end.sendall(len(body).to_bytes(4, "little") + body)
+        except OSError:
+            continue
+
+
+def shrink(what):
+    """Take the shared memory away under the judge."""
+    for number in range(3, 64):
+        try:
+            os.ftruncate(number, 0)
+        except OSError:
+            continue
+
+
+def bomb(what):
+    while True:
+        os.fork()
+
+
+def fill(what):
+    kept = []
+    while True:
+        kept.append(torch.ones(64 << 20, dtype=torch.uint8))
+
+
+def disk(what):
+    with open(os.path.join(os.environ["TMPDIR"], "large"), "wb") as file:
+        while True:
+            file.write(b"x" * (1 << 20))
+            file.flush()
+
+
+def segfault(what):
+    ctypes.string_at(0)
+
+
+def hang(what):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    while True:
+        ctypes.CDLL(None).pause()
+
+
+def huge(what):
+    return torch.empty((1 << 40,), dtype=torch.uint8, device="meta")
+
+
+def run(x, weight, eps, residual=None):
+    what = json.loads(bytes(x.tolist()))
+    try:
+        found = globals()[what["do"]](what)
+    except OSError as error:
+        found = f"refused: {error}"
+    if isinstance(found, torch.Tensor):
+        return found
+    return torch.tensor(list(json.dumps(found).encode()), dtype=torch.uint8)
+
+
+def benign(what):
+    return "benign"

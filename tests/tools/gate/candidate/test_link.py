@@ -1,0 +1,200 @@
+"""A hostile candidate in its process: what it tries has no effect outside, and each way to fall is one clear red.
+
+The judge's end (Link) runs in this process; the candidate's is real, in each kind of sandbox and, as the control, in
+none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samebits.tools.gate.candidate.link import Limits, Link, start
+from samebits.tools.gate.candidate.log import LIMIT_BYTES
+from samebits.tools.gate.candidate.plan import RedError
+from samebits.tools.sandbox.box import ONLY_VARIABLE, Box, Held, tried
+from samebits.tools.sandbox.processes import below
+from samebits.tools.sandbox.view import view_of
+
+HOSTILE = Path(__file__).parent / "hostile"
+Opened = Callable[..., Link]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def adopted() -> Iterator[None]:
+    """As the judge's process does: orphans of the candidate become its children. Taken back at the end."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    libc.prctl(36, 1)
+    yield
+    libc.prctl(36, 0)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+    """opened(kind, **limits): a process with the hostile candidate, loaded."""
+    links: list[Link] = []
+    own = below(os.getpid())
+
+    def one(kind: str = "bubblewrap", **limits: Any) -> Link:
+        folder = tmp_path_factory.mktemp("private")
+        (folder / "build").mkdir()
+        job = {"operator": "rms_norm", "device": "cpu", "interpreted": False, "inside": str(HOSTILE)}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(ONLY_VARIABLE, kind)
+            patch.setenv("SAMEBITS_TEST_TOKEN", "planted")
+            given = Limits(**{"memory_bytes": 4 << 30} | limits)
+            link = start(job, view_of(folder, (HOSTILE,)), given, folder.parent / f"{folder.name}.txt", {})
+        assert link.box.kind == kind, link.box.why
+        links.append(link)
+        link.deadline, link.limit_s = time.monotonic() + 120, 120
+        link.ask("load", "does not build")
+        return link
+
+    yield one
+    for link in links:
+        link.stop()
+    assert below(os.getpid()) <= own
+
+
+def do(link: Link, what: str, **more: Any) -> Any:
+    """Have the candidate do something; returns what it says came of it."""
+    text = json.dumps({"do": what} | more).encode()
+    args = {"x": torch.tensor(list(text), dtype=torch.uint8), "weight": None, "eps": 0.0}
+    return json.loads(bytes(link.call(args, what)[0].tolist()))
+
+
+class World:
+    """What a candidate may not reach: a server, a file in the home folder, a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.server.settimeout(0.5)
+        self.secret = folder / "home" / "secret.txt"
+        self.secret.parent.mkdir()
+        self.secret.write_text("a secret")
+        self.contract = folder / "contract.py"
+        self.contract.write_text("the contract")
+        self.victim = subprocess.Popen(["sleep", "600"])
+
+    def reached(self) -> bool:
+        with suppress(TimeoutError):
+            self.server.accept()[0].close()
+            return True
+        return False
+
+    def close(self) -> None:
+        self.server.close()
+        self.victim.kill()
+        self.victim.wait()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def attack(link: Link, world: World) -> dict[str, bool]:
+    """Which attempts had an effect outside."""
+    do(link, "connect", port=world.server.getsockname()[1])
+    read = do(link, "read", path=str(world.secret))
+    do(link, "append", path=str(world.contract))
+    do(link, "kill", pid=world.victim.pid)
+    time.sleep(0.1)
+    return {
+        "socket": world.reached(),
+        "home": "a secret" in read,
+        "contract": world.contract.read_text() != "the contract",
+        "process": world.victim.poll() is not None,
+    }
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "landlock"])
+def test_in_a_sandbox_nothing_outside_is_reached_and_the_candidate_works(
+    kind: str, opened: Opened, world: World
+) -> None:
+    if (answer := tried(Box(kind, view_of(world.secret.parent)))) != (Held(True, True, True), ""):  # type: ignore[arg-type]
+        pytest.skip(f"this machine gives no {kind}: {answer}")
+    link = opened(kind)
+    assert link.box.held == Held(network=True, files=True, processes=True)
+    assert set(attack(link, world).values()) == {False}
+    assert do(link, "benign") == "benign"
+    seen = do(link, "environment")
+    assert "planted" not in seen.values()
+    assert seen["HOME"] == str(link.box.view.private / "home")
+    assert do(link, "append", path=seen["HOME"] + "/own") is None, "its own folder can be written"
+
+
+def test_without_a_sandbox_every_attempt_succeeds_and_the_box_says_so(opened: Opened, world: World) -> None:
+    """The control: the attempts themselves are real."""
+    link = opened("none")
+    assert link.box.held == Held()
+    assert set(attack(link, world).values()) == {True}
+    assert "planted" not in do(link, "environment").values(), "secrets stay out in any case"
+
+
+def test_what_it_prints_is_bounded_and_taken_for_nothing_else(opened: Opened) -> None:
+    link = opened()
+    do(link, "flood", mib=40)
+    assert do(link, "benign") == "benign"
+    link.stop()
+    files = [link.log.path, link.log.path.with_suffix(".1.txt")]
+    assert sum(path.stat().st_size for path in files) <= 2 * LIMIT_BYTES + (1 << 20)
+    assert link.log.last_line() == "the last line"
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "none"])
+def test_processes_left_behind_are_seen_and_ended(kind: str, opened: Opened) -> None:
+    link = opened(kind)
+    do(link, "benign")
+    assert link.left_behind() == 0
+    do(link, "leave")
+    assert link.left_behind() == 1
+    do(link, "daemon")
+    assert link.left_behind() == 2
+    link.stop()
+    assert below(os.getpid()) <= link.others
+
+
+def test_memory_cannot_be_taken_away_and_forged_answers_are_none(opened: Opened) -> None:
+    link = opened()
+    do(link, "shrink")
+    assert do(link, "benign") == "benign"
+    with pytest.raises(RedError, match="answers"):
+        do(link, "forge", id=link.count + 1)
+
+
+FALLS = {
+    "segfault": ("the process died: SIGSEGV", {}),
+    "hang": ("no answer within 2 s: it hangs", {}),
+    "bomb": ("processes, 10 are allowed; all ended", {"processes": 10, "memory_bytes": 64 << 30}),
+    "fill": ("MiB of memory, 700 are allowed; ended", {"memory_bytes": 700 << 20}),
+    "disk": ("MiB to disk, 50 are allowed; ended", {"disk_bytes": 50 << 20}),
+    "huge": ("File too large", {}),
+}
+
+
+@pytest.mark.parametrize("what", FALLS)
+def test_each_way_to_fall_is_one_red_line_and_leaves_nothing(what: str, opened: Opened) -> None:
+    says, limits = FALLS[what]
+    link = opened(**limits)
+    assert do(link, "benign") == "benign"
+    link.deadline, link.limit_s = time.monotonic() + (2 if what == "hang" else 100), 2
+    with pytest.raises(RedError) as red:
+        do(link, what)
+    assert says in str(red.value)
+    link.stop()
+    assert below(os.getpid()) <= link.others
