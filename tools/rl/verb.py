@@ -40,6 +40,8 @@ class Work:
     """One request on its way."""
 
     request: RlRequest
+    experiment: Experiment
+    """What the children are given."""
     job: Job
     device: Literal["cpu", "cuda"]
     kernels: str
@@ -54,7 +56,7 @@ class Work:
         """
         folder = self.job.folder / name
         folder.mkdir()
-        experiment = self.request.experiment
+        experiment = self.experiment
         plan = Plan.model_validate(
             {
                 "part": part,
@@ -100,8 +102,8 @@ def run_rl(request: RlRequest, job: Job) -> Result:
     settings = request.experiment.rl
     device = device_of(request.experiment)
     kernels = {"cpu": "vllm", "cuda": "samebits"}[device] if settings.kernels == "auto" else settings.kernels
-    work = Work(request, job, device, kernels, _earlier(request))
     _check(request)
+    work = Work(request, _given(request), job, device, kernels, _earlier(request))
     start = _start(work)
     if request.what == "corrections":
         from samebits.tools.rl.answer import corrections_answer
@@ -118,6 +120,14 @@ def run_rl(request: RlRequest, job: Job) -> Result:
         runs += [read_run(folder / f"lag-{lag}", arm, lag) for lag in lags]
         sides[arm] = tuple(json.loads((folder / SIDES).read_text(encoding="utf-8")))
     return _answer(work, runs, sides, begun)
+
+
+def _given(request: RlRequest) -> Experiment:
+    """Stale batches need importance weights: unclipped ones where none are named."""
+    experiment = request.experiment
+    if request.what != "stale" or experiment.rl.correction != "none":
+        return experiment
+    return experiment.model_copy(update={"rl": experiment.rl.model_copy(update={"correction": "is"})})
 
 
 def _check(request: RlRequest) -> None:
@@ -140,8 +150,10 @@ def _check(request: RlRequest) -> None:
         raise UserError(f"[rl] arms = {list(settings.arms)}", "each arm at most once, at least one", "correct it")
     if request.what == "stale" and (not settings.lags or min(settings.lags) < 0):
         raise UserError(f"[rl] lags = {list(settings.lags)}", "counts from 0, at least one", "correct it")
-    if request.what != "train" and settings.correction == "centering" and request.what == "stale":
-        raise UserError("[rl] correction", "Score Centering needs the head of the weights it trains", 'use "is"')
+    if settings.correction == "centering" and (request.what == "stale" or settings.lag):
+        raise UserError(
+            '[rl] correction = "centering"', "its method takes one update per batch, without lag", 'use "is", lag = 0'
+        )
 
 
 def _earlier(request: RlRequest) -> Path | None:
@@ -212,7 +224,7 @@ def model_in_words(experiment: Experiment) -> str:
 
 
 def _answer(work: Work, runs: list[Run], sides: dict[str, tuple[str, ...]], begun: float) -> Result:
-    experiment = work.request.experiment
+    experiment = work.experiment
     report = RlReport(
         what=work.request.what,
         model=model_in_words(experiment),

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,15 @@ pytestmark = pytest.mark.vllm
 HERE = Path(__file__).parent
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small, yet inside what the engine's attention takes."""
+    from samebits.tools.sides.transformers.tiny import write_tiny
+
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "vocab_size": 64}
+    return write_tiny(tmp_path_factory.mktemp("rl") / "model", **sizes, max_position_embeddings=128)
+
+
 def experiment(model: str = "", **rl: Any) -> Experiment:
     return Experiment.model_validate(
         {
@@ -35,7 +43,7 @@ def experiment(model: str = "", **rl: Any) -> Experiment:
                 "engine": {"max_num_batched_tokens": 4096},
             },
             "trainer": {"layout": "packed", "micro_batch": 8, "logprob": "log_softmax"},
-            "rl": {"digits": (2, 3), "prompts": 2, "group": 2, "rate": 1e-3, "warmup_steps": 0, **rl},
+            "rl": {"digits": (2, 3), "prompts": 4, "group": 16, "rate": 1e-3, "warmup_steps": 0, **rl},
         }
     )
 
@@ -62,10 +70,8 @@ def report_of(folder: Path) -> RlReport:
     return artifact.read(folder / "rl", RlReport)
 
 
-def test_two_steps_of_the_exact_arm_are_exact_from_the_request_to_the_report(
-    tmp_path: Path, models: Callable[..., Path]
-) -> None:
-    asked = experiment(str(models(dtype="bfloat16")), steps=2, arms=("exact",))
+def test_two_steps_of_the_exact_arm_are_exact_from_the_request_to_the_report(tmp_path: Path, model: Path) -> None:
+    asked = experiment(str(model), steps=2, arms=("exact",))
     outcome = carry_out(tmp_path / "job", RlRequest(experiment=asked))
     assert isinstance(outcome, Succeeded), outcome
     assert outcome.result.verdict == "equal"
@@ -129,11 +135,9 @@ def test_a_run_killed_in_the_middle_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_planted_faults_are_told_apart_and_stop_the_loop_before_an_update(
-    tmp_path: Path, models: Callable[..., Path]
-) -> None:
+def test_planted_faults_are_told_apart_and_stop_the_loop_before_an_update(tmp_path: Path, model: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(HERE / "planted.py"), str(models(dtype="bfloat16")), str(tmp_path)],
+        [sys.executable, str(HERE / "planted.py"), str(model), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=300,

@@ -31,7 +31,8 @@ def request(what: str = "train", resume: str = "", **sections: Any) -> RlRequest
         (request(rollout={"side": "transformers"}), "the loop runs vLLM against transformers"),
         (request(rl={"arms": ("exact", "exact")}), "each arm at most once"),
         (request("stale", rl={"lags": ()}), "at least one"),
-        (request("stale", rl={"correction": "centering"}), "Score Centering"),
+        (request("stale", rl={"correction": "centering"}), "one update per batch"),
+        (request(rl={"correction": "centering", "lag": 1}), "one update per batch"),
         (request(resume="/nowhere"), "no job of samebits rl"),
     ],
 )
@@ -39,6 +40,12 @@ def test_bad_input_starts_nothing(tmp_path: Path, asked: RlRequest, said: str) -
     with pytest.raises(UserError, match=said):
         verb.run_rl(asked, Job(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_stale_batches_get_importance_weights_where_none_are_named() -> None:
+    assert verb._given(request("stale")).rl.correction == "is"
+    assert verb._given(request("stale", rl={"correction": "tis"})).rl.correction == "tis"
+    assert verb._given(request()).rl.correction == "none"
 
 
 def test_only_the_same_experiment_can_be_resumed(tmp_path: Path) -> None:
