@@ -15,7 +15,7 @@ from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment
 from samebits.tools.schema.requests import RlRequest
 
-TINY = {
+TINY: dict[str, object] = {
     "rollout": {"max_model_len": 256, "engine": {"max_num_batched_tokens": 8192, "max_num_seqs": 256}},
     "trainer": {"layout": "packed", "micro_batch": 64, "logprob": "log_softmax"},
 }

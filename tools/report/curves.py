@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 240, 64, 12, 30, 26
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 256, 64, 12, 46, 26
 ZERO_GAP = 18
 """Pixels between the lowest decade of a logarithmic axis and the line of exact zeros."""
 STYLE = """svg { background: #ffffff; font: 11px ui-monospace, monospace; } text { fill: #6a717b; }
@@ -66,9 +66,9 @@ def chart(title: str, curves: Sequence[Curve], *, logarithmic: bool = False) -> 
         ]
         css = f"c{curve.colour % COLOURS}"
         body.append(f'<polyline class="{css}" points="{" ".join(points)}"/>')
-        body.append(f'<text class="{css}" x="{place}" y="16">{escape(curve.name)}</text>')
+        body.append(f'<text class="{css}" x="{place}" y="34">{escape(curve.name)}</text>')
         place += 7 * len(curve.name) + 20
-    body.append(f'<text x="{WIDTH - RIGHT}" y="16" text-anchor="end">{escape(title)}</text>')
+    body.append(f'<text x="{LEFT}" y="16">{escape(title)}</text>')
     body.append(f'<text x="{LEFT}" y="{HEIGHT - 6}">0</text>')
     body.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">step {count - 1}</text>')
     return (
@@ -99,10 +99,11 @@ def dots(title: str, names: Sequence[str], rows: Sequence[tuple[str, Sequence[fl
             for k, v in enumerate(values)
             if math.isfinite(v)
         ]
+    body.append(f'<text x="{left}" y="16">{escape(title)}</text>')
     place = left
-    for k, name in enumerate(names):
-        body.append(f'<text class="c{k}" x="{place}" y="16">{escape(name)}</text>')
-        place += 7 * len(name) + 20
+    for k, label in enumerate(names):
+        body.append(f'<text class="c{k}" x="{place}" y="34">{escape(label)}</text>')
+        place += 7 * len(label) + 20
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart curves" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{escape(title)}"><title>{escape(title)}</title>{"".join(body)}</svg>'
@@ -119,8 +120,8 @@ def _limits(values: Sequence[float], logarithmic: bool) -> tuple[float, float]:
     if not values:
         return (-8.0, 0.0) if logarithmic else (0.0, 1.0)
     if logarithmic:
-        low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-        return float(low), float(max(high, low + 1))
+        decades = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+        return float(decades[0]), float(max(decades[1], decades[0] + 1))
     low, high = min(0.0, *values), max(values)
     return low, high if high > low else low + 1.0
 

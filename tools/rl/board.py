@@ -27,7 +27,7 @@ def writer_for(folder: Path) -> Callable[[StepLine], None]:
             f"tensorboard cannot be loaded ({error})",
             'pip install "samebits[tensorboard]", or set it to false',
         ) from error
-    writer = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+    writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write(line: StepLine) -> None:
         figures = {
@@ -43,7 +43,7 @@ def writer_for(folder: Path) -> Callable[[StepLine], None]:
             "mean_weight": line.mean_weight,
         }
         for name, value in figures.items():
-            writer.add_scalar(name, value, line.step)  # type: ignore[no-untyped-call]
+            writer.add_scalar(name, value, line.step)
         writer.flush()
 
     return write

@@ -252,11 +252,13 @@ def _sample_timed(
     Raises:
         UserError: asking for more changed the tokens.
     """
-    asked = {"new_tokens": new_tokens, "temperature": temperature}
     begun = time.monotonic()
-    plain = found.engine.sample(prompts, seeds, **asked)
+    engine = found.engine
+    plain = engine.sample(prompts, seeds, new_tokens=new_tokens, temperature=temperature)
     middle = time.monotonic()
-    drawn = found.engine.sample(prompts, seeds, **asked, top=found.settings.top, routed=routed)
+    drawn = engine.sample(
+        prompts, seeds, new_tokens=new_tokens, temperature=temperature, top=found.settings.top, routed=routed
+    )
     for name, seconds in (("plain", middle - begun), ("more", time.monotonic() - middle)):
         found.sampling.setdefault(name, []).append(seconds)
     same = torch.equal(plain.data.logprob_N.view(torch.int32), drawn.data.logprob_N.view(torch.int32))

@@ -82,7 +82,8 @@ def make(experiment: Experiment, folder: Path, device: str, job: Job) -> float:
     for step in range(settings.warmup_steps):
         loss = supervised_step(policy, task, experiment.workload.seed, step)
         job.emit("warm-up", f"supervised loss {loss:.3f} per token", step + 1, settings.warmup_steps)
-    policy.side.module.save_pretrained(folder)
+    model: Any = policy.side.module
+    model.save_pretrained(folder)
     return loss
 
 
