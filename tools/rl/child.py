@@ -52,10 +52,6 @@ class Plan(Model):
 
 def run(plan: Plan) -> None:
     """Carry it out."""
-    if plan.device == "cuda":
-        import torch
-
-        torch.use_deterministic_algorithms(True, warn_only=True)
     job = Job(Path(plan.folder), events=Path(plan.events))
     if plan.part == "start":
         from samebits.tools.rl.start import make

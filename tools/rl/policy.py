@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,8 @@ class Policy:
             if centered is not None:
                 assert logits_RV is not None, "Score Centering is measured on the stock trainer"
                 part = part + _centering(logits_RV, place, Processing.of(data).temperature, centered)
-            part.backward()
+            with _deterministic(self.side.device):
+                part.backward()
             loss += float(part.detach())
         return loss
 
@@ -185,6 +187,21 @@ class Policy:
                 own.copy_(stored)
         self.optimizer.load_state_dict(state["optimizer"])
         self._publish()
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """On CUDA: PyTorch's deterministic kernels where there are any, so that a resumed run has the same gradients. Not
+    around the engine, whose empty buffers it would fill.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def _centering(logits_RV: torch.Tensor, place: slice, temperature: float, centered: Centered) -> torch.Tensor:

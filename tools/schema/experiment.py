@@ -131,7 +131,7 @@ class Rl(Model):
     warmup_rate: float = Field(default=1e-3, gt=0)
     steps: int = Field(default=100, ge=1)
     """Updates of the loop."""
-    prompts: int = Field(default=16, ge=1)
+    prompts: int = Field(default=8, ge=1)
     """Different prompts of a step."""
     group: int = Field(default=8, ge=2)
     """Answers per prompt; the baseline of an answer is the mean reward of its group."""
@@ -185,6 +185,13 @@ class Pool(Model):
     """A job over this is ended as timed out."""
     memory_limit_mib: int = Field(default=0, ge=0)
     """A job whose processes together hold more memory of their own than this is ended; 0: no limit."""
+    phase_time_limit_s: dict[str, Annotated[int, Field(ge=1)]] = {}
+    """Limits of single phases (the first word of a progress line, such as open, capture, prove); "*": any other."""
+    phase_memory_limit_mib: dict[str, Annotated[int, Field(ge=1)]] = {}
+    """The same for memory."""
+    heartbeat_limit_s: int = Field(default=0, ge=0)
+    """A worker that gives no heartbeat for so long is ended; 0: that is only said. A call that holds Python's lock for
+    minutes (a large compilation) gives none either."""
 
 
 class Experiment(Model):
