@@ -6,6 +6,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -79,31 +81,65 @@ def timing(plan: Plan) -> Evidence:
     if plan.is_its_contract:
         raise CannotRunError("on CPU the library's operator is its contract, written to be plain and not fast")
     numbers: dict[str, float] = {}
+    found: list[Ratio] = []
     for shape, dtype, text in plan.settings():
         for rows in TIMED_ROWS[plan.device.type]:
             args = plan.draw(shape, rows, dtype, 81)
             ours = seconds_inside(plan, args, text)
-            old = min(seconds_here(plan, function, args) for function in alternatives(plan))
+            old = min((seconds_here(plan, function, args) for function in alternatives(plan)), key=statistics.median)
             same_bits(plan.call(args, text), plan.expected(args), text, "other bits after it was timed")
-            numbers[f"{text}, {rows} rows: us"] = ours * 1e6
-            numbers[f"{text}, {rows} rows: ratio"] = old / ours
-    ratios = [v for k, v in numbers.items() if k.endswith("ratio")]
-    mean = math.exp(statistics.fmean(math.log(r) for r in ratios))
+            found.append(Ratio.of(old, ours))
+            numbers[f"{text}, {rows} rows: us"] = statistics.median(ours) * 1e6
+            numbers |= {f"{text}, {rows} rows: {name}": value for name, value in found[-1].named().items()}
+    mean = Ratio.mean(found)
+    said = f"{mean.middle:.3f} (samples: {mean.low:.3f} to {mean.high:.3f}), geometric mean of {len(found)}"
     claim = plan.candidate.speed if plan.candidate else None
-    if claim is not None and mean < claim:
-        raise RedError(
-            f"claims {claim:.3f} of the speed of the replaced operator, has {mean:.3f}, geometric mean of {len(ratios)}"
+    if claim is not None and mean.high < claim:
+        raise RedError(f"claims {claim:.3f} of the speed of the replaced operator, has {said}")
+    if claim is not None and mean.low < claim:
+        raise CannotRunError(
+            f"no verdict: claims {claim:.3f} of the speed of the replaced operator, and the noise of "
+            f"this machine reaches over it: {said}"
         )
     what = (
         "the faster of the replaced operator as it is and compiled"
         if plan.device.type == "cuda"
         else "the replaced operator"
     )
+    lowest = min(ratio.middle for ratio in found)
     return Evidence(
-        f"time of {what} / time of this: geometric mean {mean:.3f}, lowest {min(ratios):.3f}",
-        len(ratios),
-        {"mean": mean, "lowest": min(ratios), **numbers},
+        f"time of {what} / time of this: {said}, lowest {lowest:.3f}",
+        len(found),
+        {"mean": mean.middle, "mean low": mean.low, "mean high": mean.high, "lowest": lowest, **numbers},
     )
+
+
+@dataclass(slots=True, frozen=True)
+class Ratio:
+    """Time of the replaced operator over the time of this one: of the medians, and of any two samples."""
+
+    middle: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, old: list[float], ours: list[float]) -> Self:
+        """From the samples of both, seconds."""
+        return cls(statistics.median(old) / statistics.median(ours), min(old) / max(ours), max(old) / min(ours))
+
+    @classmethod
+    def mean(cls, ratios: list[Self]) -> Self:
+        """Geometric means."""
+        return cls(
+            *(
+                math.exp(statistics.fmean(math.log(value) for value in values))
+                for values in zip(*((ratio.middle, ratio.low, ratio.high) for ratio in ratios), strict=True)
+            )
+        )
+
+    def named(self) -> dict[str, float]:
+        """For the report."""
+        return {"ratio": self.middle, "ratio low": self.low, "ratio high": self.high}
 
 
 def alternatives(plan: Plan) -> Iterator[Callable[..., object]]:
@@ -114,8 +150,8 @@ def alternatives(plan: Plan) -> Iterator[Callable[..., object]]:
         yield torch.compile(plan.operator.replaced, dynamic=False)
 
 
-def seconds_inside(plan: Plan, args: Args, text: str) -> float:
-    """Seconds of one call of what is under test, by this process's clock; what it gave while timed must be right."""
+def seconds_inside(plan: Plan, args: Args, text: str) -> list[float]:
+    """Seconds of one call of what is under test, sample by sample, by this process's clock; what it gave must be right."""
     calls = plan.link.ask("prepare", f"{text}: made ready to be timed", args=args).get("calls")
     if not isinstance(calls, int) or not 1 <= calls <= 1000:
         raise RedError(f"{text}: its process answers out of turn")
@@ -129,14 +165,14 @@ def seconds_inside(plan: Plan, args: Args, text: str) -> float:
     return found
 
 
-def seconds_here(plan: Plan, function: Callable[..., object], args: Args) -> float:
-    """Seconds of one call of an alternative, in this process, by the same clock."""
+def seconds_here(plan: Plan, function: Callable[..., object], args: Args) -> list[float]:
+    """Samples of the seconds of one call of an alternative, in this process, by the same clock."""
     timed = Timed(function, args, plan.device)
     return seconds(timed, timed.calls, SAMPLE_S[plan.device.type])
 
 
-def seconds(run: Callable[[int], object], calls: int, sample_s: float) -> float:
-    """Median seconds of a call over samples of at least `sample_s`. `run(n)` makes n runs of `calls` calls."""
+def seconds(run: Callable[[int], object], calls: int, sample_s: float) -> list[float]:
+    """Seconds of a call in each of the samples of at least `sample_s`. `run(n)` makes n runs of `calls` calls."""
     run(1)
     start = time.perf_counter()
     run(1)
@@ -146,4 +182,4 @@ def seconds(run: Callable[[int], object], calls: int, sample_s: float) -> float:
         start = time.perf_counter()
         run(count)
         samples.append((time.perf_counter() - start) / (count * calls))
-    return statistics.median(samples)
+    return samples
