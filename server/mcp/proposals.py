@@ -66,7 +66,7 @@ def _unresolved(app: App, text: str) -> Path:
     return app.roots.project / text
 
 
-def ask_to_look(proposal: str, ctx: Ctx) -> Elicit[Looked] | Looked:
+async def ask_to_look(proposal: str, ctx: Ctx) -> Elicit[Looked] | Looked:
     """Where nobody has decided and the client can ask, have it ask the person to go and look."""
     app = app_of(ctx)
     able = ctx.client_capabilities
