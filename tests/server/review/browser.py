@@ -177,13 +177,15 @@ class Browser:
         value = "dark" if on else "light"
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": value}])
 
-    def screenshot(self, path: Path, whole: bool = False) -> bytes:
-        """A PNG of what is seen, or of the whole page."""
+    def screenshot(self, path: Path, *, whole: bool = False, part: tuple[int, int] | None = None) -> bytes:
+        """A PNG of what is seen, of the whole page, or of its upper left part (width, height)."""
         options: dict[str, Any] = {"format": "png"}
         if whole:
             box = self.ask("Page.getLayoutMetrics")["cssContentSize"]
-            clip = {"x": 0, "y": 0, "width": box["width"], "height": box["height"], "scale": 1}
-            options |= {"captureBeyondViewport": True, "clip": clip}
+            part = box["width"], box["height"]
+        if part:
+            clip = {"x": 0, "y": 0, "width": part[0], "height": part[1], "scale": 1}
+            options |= {"captureBeyondViewport": whole, "clip": clip}
         data = base64.b64decode(self.ask("Page.captureScreenshot", **options)["data"])
         path.write_bytes(data)
         return data

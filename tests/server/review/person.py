@@ -72,6 +72,15 @@ class Person:
             self.seen += data.decode(errors="replace").replace("\r\n", "\n")
         return found
 
+    def reads_more(self, seconds: float = 0.3) -> bool:
+        """Whether the terminal shows something new within that time."""
+        if not select.select([self.screen], [], [], seconds)[0]:
+            return False
+        with suppress(OSError):
+            self.seen += os.read(self.screen, 1 << 16).decode(errors="replace").replace("\r\n", "\n")
+            return True
+        return False
+
     def type(self, line: str) -> None:
         """A line and the return key."""
         os.write(self.screen, line.encode() + b"\r")
