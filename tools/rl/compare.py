@@ -82,13 +82,17 @@ class Tally:
             k3=_mean(self.k3),
             kept=_mean(self.kept),
             truncated=_mean(self.truncated),
-            seconds=_mean(self.seconds),
+            seconds=_median(self.seconds),
             note=note,
         )
 
 
 def _dot(a_G: torch.Tensor, b_G: torch.Tensor) -> float:
     return float(torch.dot(a_G.double(), b_G.double()))
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def _mean(values: list[float]) -> float:
@@ -112,6 +116,13 @@ class Comparison:
     """Per batch: token rows times layers at which the stock trainer chooses other experts, and all of them."""
     source: str = ""
 
+    def clock(self) -> float:
+        """Seconds: of CPU on a CPU, where other work would be in the time; on CUDA of the device's work."""
+        if self.policy.side.device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.monotonic()
+
     def batch(self, drawn: Drawn, batch: Sampled) -> None:
         """One batch: the truth by the exact trainer, then everything else by the stock one."""
         routing = drawn.routing
@@ -133,7 +144,7 @@ class Comparison:
         Raises:
             UserError: it has not, so that there is no truth.
         """
-        begun = time.monotonic()
+        begun = self.clock()
         with replay.chosen(self.policy.side.module) as notes:
             exact_N = self.policy.recompute(batch.data)
         if not figures(batch.data.logprob_N, exact_N, batch.data.valid_N).exact:
@@ -155,7 +166,7 @@ class Comparison:
             assert weights.mean == weights.kept == 1.0, f"{name} is not the identity on exact logprobs"
             truth[name] = self.policy.flat_gradient()
             if name == "none":
-                took = time.monotonic() - begun
+                took = self.clock() - begun
         again = self.tallies.setdefault("exact trainer", Tally())
         learn(self.policy, batch, exact_N, self.settings.model_copy(update={"correction": "none"}))
         again.add(self.policy.flat_gradient(), truth["none"])
@@ -175,13 +186,13 @@ class Comparison:
     ) -> None:
         """Recompute, weigh, gradient: as a training loop would with this correction."""
         tally = self.tallies.setdefault(label, Tally())
-        begun = time.monotonic()
+        begun = self.clock()
         with around():
             trainer_N = self.policy.recompute(batch.data) if label != "none" else self._plain(batch)
             if label == "none":
-                begun = time.monotonic()  # without a correction nothing is recomputed
+                begun = self.clock()  # without a correction nothing is recomputed
             weights, _ = learn(self.policy, batch, trainer_N, self.settings.model_copy(update={"correction": name}))
-        tally.seconds.append(time.monotonic() - begun)
+        tally.seconds.append(self.clock() - begun)
         tally.add(self.policy.flat_gradient(), truth_G)
         used_N = weights.weight_N > 0
         tally.k3.append(figures(batch.data.logprob_N, trainer_N, used_N).k3)
@@ -252,14 +263,14 @@ def _sample_timed(
     Raises:
         UserError: asking for more changed the tokens.
     """
-    begun = time.monotonic()
     engine = found.engine
+    begun = found.clock()
     plain = engine.sample(prompts, seeds, new_tokens=new_tokens, temperature=temperature)
-    middle = time.monotonic()
+    middle = found.clock()
     drawn = engine.sample(
         prompts, seeds, new_tokens=new_tokens, temperature=temperature, top=found.settings.top, routed=routed
     )
-    for name, seconds in (("plain", middle - begun), ("more", time.monotonic() - middle)):
+    for name, seconds in (("plain", middle - begun), ("more", found.clock() - middle)):
         found.sampling.setdefault(name, []).append(seconds)
     same = torch.equal(plain.data.logprob_N.view(torch.int32), drawn.data.logprob_N.view(torch.int32))
     if plain.data.sequences != drawn.data.sequences or not same:
@@ -270,9 +281,7 @@ def _sample_timed(
 def _compared(found: Comparison) -> Compared:
     reported_N, exact_N, stock_N = (torch.cat(parts) for parts in (found.reported, found.exact, found.stock))
     valid_N = torch.ones(len(reported_N), dtype=torch.bool)
-    # The first batch pays for what is loaded once.
-    plain, more = (sorted(found.sampling[name][1:]) for name in ("plain", "more"))
-    extra = more[len(more) // 2] - plain[len(plain) // 2]
+    extra = _median(found.sampling["more"]) - _median(found.sampling["plain"])
     notes = {
         "exact trainer": "its gradient a second time: the same bits, so this method sees no difference where none is",
         "none": "no recompute is needed",

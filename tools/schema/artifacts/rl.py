@@ -78,7 +78,7 @@ class CorrectionRow(Model):
     truncated: float
     """Share of tokens whose weight is not their ratio."""
     seconds: float
-    """Per batch: the trainer's work with this correction."""
+    """Median of the batches: the trainer's work with this correction; on a CPU in seconds of CPU time."""
     note: str = ""
 
 
