@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-WAIT_S = 30.0
+WAIT_S = 90.0
 KEYS = {"Enter": 13, "Tab": 9, "Escape": 27, " ": 32}
 
 

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 COMMAND = [sys.executable, "-m", "samebits.server.cli.main", "review"]
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 def helper(name: str) -> ModuleType:

@@ -94,6 +94,7 @@ def job(project: Path, kind: str) -> Job:
         / f"20260101-{time.monotonic_ns() % 10**6:06}-{kind}-{time.time_ns() % 10**8:08x}"
     )
     folder.mkdir(parents=True)
+    (folder / "request.json").write_text("{}")  # what makes a folder a job
     return Job(folder)
 
 
