@@ -58,6 +58,8 @@ def listing(
     for row in rows:
         event = None if row.is_ended else job_folder.last_event(index.folder(row.id))
         doing = f"{event.phase}: {event.message}" if event else ""
+        silent = 0.0 if row.is_ended else job_folder.silent_s(index.folder(row.id))
+        doing += f" (no heartbeat for {silent:.0f} s)" if silent else ""
         table.add_row(row.id, row.state, age(time.time() - row.created), doing)
     Console(soft_wrap=True).print(table, markup=False, highlight=False)
     if total > len(rows):

@@ -72,8 +72,7 @@ def _reason(outcome: Outcome, running: Running | Submitted) -> str:
     if isinstance(outcome, Failed):
         return outcome.message
     if isinstance(outcome, TimedOut):
-        limit = f"the job was ended after its time limit of {outcome.limit_s:.0f} s"
-        return f"{limit}. Next: raise pool.time_limit_s, or ask for less work"
+        return f"the job was ended after {outcome.words}, or ask for less work"
     return f"stopped on request; nothing half-made was kept in {running.folder}. Next: run the command again"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from samebits.tools.schema.results import OUTCOME, Cancelled, Event, Failed, Out
 State = Literal["queued", "running", "succeeded", "failed", "cancelled", "timed_out", "interrupted"]
 ENDED: frozenset[State] = frozenset(("succeeded", "failed", "cancelled", "timed_out", "interrupted"))
 TAIL_BYTES = 1 << 16
+SILENT_S = 15.0
+"""A worker gives a heartbeat every 2 s."""
 TICKET = "ticket"
 """File of a job that was given to the pool's daemon: the path of its ticket there."""
 
@@ -28,9 +31,15 @@ def outcome(folder: Path) -> Outcome:
     if written is not None and not isinstance(written, Cancelled):
         return written
     if how == "time_limit":
-        return TimedOut(limit_s=float(ended.get("limit_s", 0.0)))
+        return TimedOut(limit_s=float(ended.get("limit_s", 0.0)), phase=str(ended.get("phase", "")))
+    if how == "no_heartbeat":
+        silent = f"no heartbeat for {float(ended.get('limit_s', 0.0)):.0f} s (pool.heartbeat_limit_s)"
+        message = f"the worker gave {silent} in phase {ended.get('phase') or 'start'!r}, hangs, and was ended"
+        return Failed(error="internal", message=f"{message}. Next: read the end of {folder / 'log.txt'}; run it again")
     if how == "memory_limit":
-        message = "the job used more memory than pool.memory_limit_mib allows and was ended"
+        phase = str(ended.get("phase", ""))
+        key = f"pool.phase_memory_limit_mib allows in phase {phase!r}" if phase else "pool.memory_limit_mib allows"
+        message = f"the job used more memory than {key} and was ended"
         return Failed(
             error="resource", message=f"{message}. Next: ask for less work (workload, capture.sequences), or raise it"
         )
@@ -105,6 +114,15 @@ def last_event(folder: Path) -> Event | None:
         except ValidationError:
             continue
     return None
+
+
+def silent_s(folder: Path) -> float:
+    """Seconds since the worker's last heartbeat; 0 when it is younger than is worth a word, or none is kept."""
+    try:
+        age = time.time() - (folder / "heartbeat").stat().st_mtime
+    except OSError:
+        return 0.0
+    return age if age > SILENT_S else 0.0
 
 
 def size_bytes(folder: Path) -> int:

@@ -8,7 +8,9 @@ anew) standard input is not looked at. With "detach" the warden leaves its paren
 does not reach it. A folder has one warden in its life: a second one ends at once. The warden also ends the worker at a
 time or memory limit, on TERM, and when a file `cancel` appears in the job folder. It then kills what is left of the
 worker's processes (it is their subreaper, so none can slip away), and writes ended.json: {"how": "exited" | "stopped" |
-"owner_gone" | "time_limit" | "memory_limit", "code": int, "stuck": [pid], "limit_s": float}.
+"owner_gone" | "time_limit" | "memory_limit" | "no_heartbeat", "code": int, "stuck": [pid], "limit_s": float, "phase":
+str}.
+Limits of a phase stand in request.json ([pool] of its experiment); the worker's events say which phase it is in.
 """
 
 from __future__ import annotations
@@ -92,6 +94,51 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+class Phases:
+    """The phase that the worker is in, since when, and the limits of phases."""
+
+    def __init__(self, folder: Path) -> None:
+        self.events, self.beat = folder / "events.jsonl", folder / "heartbeat"
+        try:
+            pool = json.loads((folder / "request.json").read_bytes())["experiment"]["pool"]
+        except (OSError, ValueError, KeyError, TypeError):
+            pool = {}
+        self.times: dict[str, float] = pool.get("phase_time_limit_s", {})
+        self.memories: dict[str, int] = pool.get("phase_memory_limit_mib", {})
+        self.silence_s: float = pool.get("heartbeat_limit_s", 0)
+        self.name, self.since, self.offset = "", time.monotonic(), 0
+
+    def look(self) -> None:
+        """Read the events that are new."""
+        try:
+            with self.events.open("rb") as file:
+                file.seek(self.offset)
+                whole = file.read(1 << 20).rpartition(b"\n")[0]
+            self.offset += len(whole) + 1 if whole else 0
+            name = str(json.loads(whole.rpartition(b"\n")[2])["phase"]) if whole else self.name
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if name != self.name:
+            self.name, self.since = name, time.monotonic()
+
+    @property
+    def time_limit_s(self) -> float:
+        """Of this phase; 0: none."""
+        return self.times.get(self.name, self.times.get("*", 0.0))
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Of this phase; 0: none."""
+        return self.memories.get(self.name, self.memories.get("*", 0)) << 20
+
+    def is_silent(self) -> bool:
+        """Whether the worker has given no heartbeat for too long."""
+        try:
+            return bool(self.silence_s) and time.time() - self.beat.stat().st_mtime > self.silence_s
+        except OSError:
+            return False  # it has not begun yet: the time limit holds
+
+
 class Warden:
     """One worker under watch."""
 
@@ -101,6 +148,9 @@ class Warden:
         self.memory_limit_bytes: int = spec["memory_limit_bytes"]
         self.grace_s: float = spec["grace_s"]
         self.reason = ""
+        self.phases = Phases(self.folder)
+        self.passed = ("", self.time_limit_s)
+        """Phase ("": the whole job) and seconds of the limit that was passed."""
         self.log = Log(self.folder)
         self.output, write_end = os.pipe()
         os.set_blocking(self.output, False)
@@ -150,12 +200,23 @@ class Warden:
 
     def over_limit(self) -> str:
         """Name of the limit that is passed; "" for none."""
-        now = time.monotonic()
+        now, phases = time.monotonic(), self.phases
         if self.time_limit_s and now - self.started > self.time_limit_s:
             return "time_limit"
-        if self.memory_limit_bytes and now >= self.next_memory:
+        phases.look()
+        if phases.time_limit_s and now - phases.since > phases.time_limit_s:
+            self.passed = (phases.name, phases.time_limit_s)
+            return "time_limit"
+        if phases.is_silent():
+            self.passed = (phases.name, phases.silence_s)
+            return "no_heartbeat"
+        if (self.memory_limit_bytes or phases.memory_limit_bytes) and now >= self.next_memory:
             self.next_memory = now + MEMORY_EVERY_S
-            if memory_bytes(descendants()) > self.memory_limit_bytes:
+            used = memory_bytes(descendants())
+            if self.memory_limit_bytes and used > self.memory_limit_bytes:
+                return "memory_limit"
+            if phases.memory_limit_bytes and used > phases.memory_limit_bytes:
+                self.passed = (phases.name, self.time_limit_s)
                 return "memory_limit"
         return ""
 
@@ -207,7 +268,8 @@ class Warden:
             "how": self.reason or "exited",
             "code": self.worker.returncode,
             "stuck": stuck,
-            "limit_s": self.time_limit_s,
+            "limit_s": self.passed[1],
+            "phase": self.passed[0],
         }
         part = self.folder / "ended.json.part"
         part.write_text(json.dumps(ended), encoding="utf-8")

@@ -66,6 +66,8 @@ def _unfinished(row: Row, folder: Path, waiting_for: str, log: str) -> Answer:
     if event is not None:
         count = f" ({event.done}/{event.total})" if event.total else ""
         ago = max(0.0, time.time() - event.time)
+        silent = job_folder.silent_s(folder)
+        count += f"; no heartbeat for {silent:.0f} s" if silent else ""
         said = clean(f"{event.phase}: {event.message}{count}, {ago:.0f} s ago", CELL_CHARS, lines=False)
     behind = f", behind {clean(waiting_for, 80, lines=False)}" if waiting_for and waiting_for != row.id else ""
     return Answer(
@@ -145,8 +147,7 @@ def as_call(text: str) -> str:
 def _failure(row: Row, outcome: Outcome, log: str) -> str:
     retry = f"Next: call the tool again to run it anew; the folder of job {row.id} is kept."
     if isinstance(outcome, TimedOut):
-        what = f"{row.kind} was ended after its time limit of {outcome.limit_s:.0f} s"
-        return f"{what}. Next: raise pool.time_limit_s, or ask for less (workload.prompts, capture.sequences)."
+        return f"{row.kind} was ended after {outcome.words}, or ask for less (workload.prompts, capture.sequences)."
     if isinstance(outcome, Cancelled):
         why = "ended with the server that ran it" if row.state == "interrupted" else "was cancelled"
         return f"{row.kind} {why}; nothing half-made counts. {retry}"

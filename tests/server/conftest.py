@@ -31,9 +31,9 @@ engine = request["experiment"]["rollout"]["engine"]
 do, value = engine["do"], engine.get("value", 0)
 
 
-def event(message, done=None):
+def event(message, done=None, phase="stand-in"):
     with open(folder + "/events.jsonl", "a") as file:
-        file.write(json.dumps(dict(time=time.time(), phase="stand-in", message=message, done=done, total=None)) + "\n")
+        file.write(json.dumps(dict(time=time.time(), phase=phase, message=message, done=done, total=None)) + "\n")
 
 
 def answer(summary="done", rows=(), **more):
@@ -57,6 +57,18 @@ elif do == "daemon":
     time.sleep(600)
 elif do == "leave":
     subprocess.Popen([sys.executable, "-IS", "-c", "import time; time.sleep(600)"], start_new_session=True)
+    answer()
+elif do == "phases":
+    kept = bytearray(value << 20)
+    for place in range(0, len(kept), 4096):
+        kept[place] = 1
+    for phase in ("open", "capture", "open"):
+        event("working", phase=phase)
+        time.sleep(0.7)
+    answer()
+elif do == "silent":
+    open(folder + "/heartbeat", "w").close()
+    time.sleep(value)
     answer()
 elif do == "memory":
     kept = bytearray(value << 20)

@@ -54,6 +54,15 @@ class Cancelled(Model):
 class TimedOut(Model):
     state: Literal["timed_out"] = "timed_out"
     limit_s: float
+    phase: str = ""
+    """Whose limit it was; "": the whole job's."""
+
+    @property
+    def words(self) -> str:
+        """What was passed, and the key of samebits.toml that says so."""
+        if self.phase:
+            return f"its phase {self.phase!r} took over {self.limit_s:.0f} s. Next: raise pool.phase_time_limit_s"
+        return f"its time limit of {self.limit_s:.0f} s. Next: raise pool.time_limit_s"
 
 
 Outcome = Annotated[Succeeded | Failed | Cancelled | TimedOut, Field(discriminator="state")]
