@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samebits.tools.job.heartbeat import beat
 from samebits.tools.job.job import Job
 from samebits.tools.job.tidy import tidy
 from samebits.tools.schema.errors import UserError
@@ -109,6 +110,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    beat(folder)
     outcome = outcome_of(folder)
     for number in (signal.SIGTERM, signal.SIGINT):  # asked twice: the first time is enough, the end is near
         signal.signal(number, signal.SIG_IGN)
