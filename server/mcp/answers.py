@@ -87,6 +87,8 @@ def _result(row: Row, folder: Path, result: Result, log: str) -> Answer:
         for entry in result.rows[:ROWS]
     ]
     jobs = f"{folder.parent}{os.sep}"
+    # An id is no path: what is to be run is named from the project.
+    short = ".samebits/jobs/" if result.next.startswith("python ") else ""
     answer = Answer(
         job=row.id,
         state="succeeded",
@@ -97,7 +99,7 @@ def _result(row: Row, folder: Path, result: Result, log: str) -> Answer:
         truncated=result.truncated or len(rows) < len(result.rows),
         total=max(result.total, len(result.rows)),
         untrusted_log=log,
-        next=as_call(clean(result.next.replace(jobs, ""), CELL_CHARS, lines=False)),
+        next=as_call(clean(result.next.replace(jobs, short), CELL_CHARS, lines=False)),
     )
     return shortened(answer)
 

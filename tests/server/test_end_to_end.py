@@ -127,7 +127,7 @@ class Agent:
 
 
 def serving(repository: Path) -> StdioServerParameters:
-    roots = [part for folder in (".", "../model", "../branch") for part in ("--root", str(repository / folder))]
+    roots = [part for name in ("project", "model", "branch") for part in ("--root", str(repository.parent / name))]
     return StdioServerParameters(
         command=sys.executable,
         args=["-m", "samebits.server.cli.main", "serve", *roots],
@@ -152,8 +152,9 @@ async def found(agent: Agent, repository: Path) -> str:
     assert work["rows"][0]["kind"] == "rotary"
     assert work["rows"][0]["cause"] == "cast"
     cut = await agent.call("minimize_repro", divergence=work["ids"]["divergence"], operator=0)
-    script = repository / ".samebits/jobs" / cut["ids"]["repro"] / "repro.py"
-    assert subprocess.run([sys.executable, script], check=False, capture_output=True).returncode == 1
+    python, script = cut["next"].split()
+    assert python == "python"
+    assert subprocess.run([sys.executable, script], cwd=repository, check=False, capture_output=True).returncode == 1
     return str(cut["ids"]["repro"])
 
 
@@ -202,7 +203,7 @@ async def test_from_a_gap_to_an_approved_kernel_that_the_gate_finds_exact(reposi
         repro = await found(agent, repository)
         branch = await approved(agent, repository, repro, await built(agent, repository))
         git(repository, "worktree", "add", "-q", "../branch", branch)
-        config = str(repository / "../branch/samebits.toml")
+        config = str(repository.parent / "branch/samebits.toml")
         assert 'kernels = ["kernels/turn"]' in Path(config).read_text()
         equal = await agent.call("measure_gap", config=config, overrides=BOTH_OURS, axes=[])
         assert equal["verdict"] == "equal", equal
