@@ -81,9 +81,10 @@ def run(request: Request, job: Job) -> Result:
 
 def outcome_of(folder: Path) -> Outcome:
     """Carry out the request of a job folder; every way it can end becomes an Outcome."""
+    job = Job(folder)
     try:
         request = REQUEST.validate_json((folder / "request.json").read_text(encoding="utf-8"))
-        return Succeeded(result=run(request, Job(folder)))
+        return Succeeded(result=run(request, job))
     except UserError as error:
         return Failed(error="user", message=str(error))
     except SideDied as error:
@@ -98,6 +99,8 @@ def outcome_of(folder: Path) -> Outcome:
         return Failed(
             error="internal", message=f"{type(error).__name__}: {error}. The traceback is in {folder / 'log.txt'}"
         )
+    finally:
+        job.drop_prepared()
 
 
 def stop(_signal: int, _frame: FrameType | None) -> None:

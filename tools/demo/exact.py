@@ -51,6 +51,7 @@ class Proven:
 def exact_and_update(job: Job, experiment: Experiment) -> Proven:
     """Roll out, recompute with the patched trainer, update, push, roll out again, recompute again."""
     with ExitStack() as stack:
+        job.prepare("trainer", experiment)
         engine = stack.enter_context(job.open_side("rollout", experiment))
         trainer = stack.enter_context(job.open_side("trainer", experiment))
         rollout = obtain(None, experiment, engine, job)

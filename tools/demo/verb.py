@@ -55,7 +55,8 @@ class Story:
         """A job of its own for one verb, below the demo's folder, with the demo's progress lines."""
         folder = self.job.folder / name
         folder.mkdir()
-        return Job(folder, events=self.job.events or self.job.folder / "events.jsonl")
+        events = self.job.events or self.job.folder / "events.jsonl"
+        return Job(folder, events=events, prepared=self.job.prepared)
 
     def tell(self, title: str, text: str, stats: GapStats | None = None, spare: float = 0.0) -> None:
         """End a step; `spare` seconds of what has passed belong to the next one."""
@@ -101,13 +102,18 @@ def run_demo(request: DemoRequest, job: Job) -> Result:
     two = {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"} if device == "cpu" else {}
     stock = experiment_for(model, device, one)
     story = Story(job, stock)
-    gap, before = _gap(story, stock)
     # The keys are split over threads: with one there is nothing to see.
-    named, switches = _against_itself(story, experiment_for(model, device, two, workload=LONG))
+    threaded = experiment_for(model, device, two, workload=LONG)
+    job.prepare("rollout", stock)
+    job.prepare("rollout", threaded)
+    gap, before = _gap(story, stock)
+    named, switches = _against_itself(story, threaded)
     switches |= one
     work = _work_list(story, experiment_for(model, device, switches, workload=FEW))
-    cut = _repro(story, work[1])
     closed = experiment_for(model, device, switches, kernels="vllm")
+    job.prepare("rollout", closed)
+    job.prepare("trainer", closed)
+    cut = _repro(story, work[1])
     proven = exact_and_update(story.part("exact"), closed)
     story.tell(
         "vLLM's own operators in the trainer",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from samebits.tools.align.taps import producer
 from samebits.tools.diff.chain import END, around, effect
+from samebits.tools.diff.explain import pattern_of
 from samebits.tools.schema.artifacts.divergence import Proof, WorkItem
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def items(
     made: list[WorkItem] = []
     seen: dict[tuple[str, str], int] = {}
     for index, suspect in enumerate(found.suspects):
-        pattern = (suspect.kind, re.sub(r"\d+", "N", str(suspect.pair.trainer)))
+        pattern = pattern_of(suspect)
         ours = producer(rollout, suspect.pair.rollout)
         before, after, together = around(links, index)
         made.append(

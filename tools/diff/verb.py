@@ -63,6 +63,7 @@ def run_diff(request: DiffRequest, job: Job) -> Result:
     if request.against != "trainer":
         return diff_itself(request, job)
     with ExitStack() as stack:
+        job.prepare("trainer", experiment)
         engine = stack.enter_context(job.open_side("rollout", experiment))
         rollout = obtain(request.rollout, experiment, engine, job)
         trainer = stack.enter_context(job.open_side("trainer", experiment))

@@ -63,6 +63,7 @@ def run_measure(request: MeasureRequest, job: Job) -> Result:
     """
     asked = axes.chosen(request.axes)
     with Sides(job, request.experiment) as sides:
+        job.prepare("trainer", request.experiment)
         source = obtain(sides, request.rollout)
         rollout = _ask_rollout(sides, source) if source.engine else None
         job.emit("score", "recomputing the logprobs on the trainer side")

@@ -32,7 +32,8 @@ class Observation:
                 pass [T], sink [Hq] (both optional); scale, window (0: none), softcap (0: none)
     activation  gate [T, F], up [T, F] (optional); name ("silu" or "gelu")
     router      logits [T, E]; top_k, renormalise, scale; the output is dense [T, E], zero where not selected
-    experts     x [T, H], w13 [E, 2F, H] (gate first), w2 [E, H, F], weights [T, k], ids [T, k]
+    experts     x [T, H], w13 [E, 2F, H] (gate first), w2 [E, H, F], weights [T, k], ids [T, k]; or, where a side
+                hands out no weights, the router's logits [T, E] instead of them, with the router's scalars
     embedding   ids [T], weight [V, H]; scale
     logprob     logits [T, V], token [T]; temperature, vocabulary; the output is float32 [T]
     residual    x [T, H], residual [T, H]; or updates [T, updates, H] added one after the other

@@ -56,6 +56,13 @@ def option_of(settings: tuple[Setting, ...], setting: str, name: str) -> Option:
     return next(option for one in settings if one.name == setting for option in one.options if option.name == name)
 
 
+def possible(settings: tuple[Setting, ...], pick: Mapping[str, str]) -> bool:
+    """Whether a pick made elsewhere names an option of every setting here, and nothing else."""
+    return {one.name for one in settings} == set(pick) and all(
+        any(option.name == pick[one.name] for option in one.options) for one in settings
+    )
+
+
 def sample_rows(seen: Observation) -> torch.Tensor:
     """Rows with differences, and some without: [at most SAMPLE * 4 / 3]."""
     differs = (ordered(seen.rollout) != ordered(seen.trainer)).reshape(seen.rollout.shape[0], -1).any(-1)
@@ -82,8 +89,9 @@ def search(seen: Observation, arithmetic: Arithmetic, known: Fits | None = None)
     if known is not None:
         again = Fits([], [], 0, known.exhausted)
         for pick in (*known.rollout, *(pick for pick in known.trainer if pick not in known.rollout)):
-            again.tried += 1
-            try_one(seen, few, arithmetic, settings, pick, again)
+            if possible(settings, pick):
+                again.tried += 1
+                try_one(seen, few, arithmetic, settings, pick, again)
         if again.rollout and again.trainer:
             return again
     fits = Fits([], [], 0, exhausted=True)
