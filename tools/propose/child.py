@@ -1,16 +1,19 @@
 """`python -m samebits.tools.propose.child FOLDER`: the candidate on a repro's inputs, each row in company and alone.
 
 Two sides that run the same kernel differ only if the company of a row, or the run, moves its bits. So the candidate is
-called with all rows together among copies of other rows (as an engine's batch), again (as a second run), and with each
-row alone (as a trainer's shortest call); all must agree to the bit.
+called with all rows together among copies of other rows (as an engine's batch), again, in another order, and with each
+row alone (as a trainer's shortest call); all must agree to the bit. The candidate itself lives in a process of its own,
+in the sandbox of the gate; inputs and comparison stay here.
 
 Legend: T token rows of the repro, R rows of a call.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,11 @@ import torch
 
 from samebits.kernels import candidate as candidates
 from samebits.tools.diff.bits import bit_view
+from samebits.tools.gate.candidate.child import PR_SET_CHILD_SUBREAPER, link_of
+from samebits.tools.gate.candidate.plan import RedError
+from samebits.tools.gate.candidate.runner import copied
+from samebits.tools.sandbox.enter import die_with_parent
+from samebits.tools.sandbox.processes import machine_memory_bytes
 from samebits.tools.schema.artifacts.proposal import ReproRun
 from samebits.tools.store.artifact import load_tensors
 
@@ -116,28 +124,53 @@ def compare(run: Callable[..., Any], args: Args, rows: tuple[str, ...]) -> Repro
     return ReproRun(status="differs" if differing else "equal", words=words, differing=differing, total=total)
 
 
-def answer(order: dict[str, str], place: Path) -> ReproRun:
-    """What became of it."""
+def answer(order: dict[str, Any], place: Path) -> ReproRun:
+    """What became of it.
+
+    Args:
+        order: candidate and repro (folders), kind (of the repro), required (no run without a sandbox), limit_s.
+        place: scratch folder.
+    """
     candidate, repro = candidates.describe(Path(order["candidate"])), Path(order["repro"])
     make = CALLS.get((order["kind"], candidate.operator))
     if make is None:
-        return ReproRun(
-            status="not_run", words=f"a repro of kind {order['kind']} cannot be put to operator {candidate.operator}"
-        )
+        words = f"a repro of kind {order['kind']} cannot be put to operator {candidate.operator}"
+        return ReproRun(status="not_run", words=words)
     device = "cuda" if torch.cuda.is_available() and "cuda" in candidate.devices else "cpu"
     stored = load_tensors(repro, "inputs.safetensors")
     inputs = {name[3:]: tensor.to(device) for name, tensor in stored.items() if name.startswith("in.")}
     try:
         args, rows = make(inputs, scalars_of(repro))
-        build = place / "build"
-        build.mkdir()
-        run = candidates.load(candidate, build).run
+    except (ValueError, KeyError) as error:
+        return ReproRun(status="not_run", words=f"its inputs are not the operator's: {error}")
+    return in_sandbox(candidate, device, order, place, {name: _on(value, device) for name, value in args.items()}, rows)
+
+
+def in_sandbox(
+    candidate: candidates.Candidate, device: str, order: dict[str, Any], place: Path, args: Args, rows: tuple[str, ...]
+) -> ReproRun:
+    """The comparison, the candidate behind a link."""
+    job = {
+        "inside": str(copied(candidate, place / "candidate")),
+        "operator": candidate.operator,
+        "device": device,
+        "interpreted": False,
+        "private": str(place.resolve() / "private"),
+        "log": str(place / "candidate.txt"),
+        "memory_bytes": machine_memory_bytes() * 3 // 4,
+    }
+    link = link_of(job)
+    try:
+        if order["required"] and not link.box.held.whole:
+            return ReproRun(status="not_run", words="this machine gives no sandbox, and the gate ran it in one")
+        link.limit_s, link.deadline = order["limit_s"], time.monotonic() + order["limit_s"]
+        link.ask("load", "the candidate")
         with torch.no_grad():
-            return compare(run, {name: _on(value, device) for name, value in args.items()}, rows)
-    except Exception as error:  # whatever the candidate raises is the answer
-        return ReproRun(
-            status="not_run", words=f"the candidate cannot run on it: {type(error).__name__}: {error}"[:500]
-        )
+            return compare(lambda **given: link.call(given, "the candidate on it"), args, rows)
+    except RedError as error:
+        return ReproRun(status="not_run", words=f"the candidate cannot run on it: {error.what}"[:500])
+    finally:
+        link.stop()
 
 
 def _on(value: Any, device: str) -> Any:
@@ -146,6 +179,8 @@ def _on(value: Any, device: str) -> Any:
 
 def main() -> None:
     """Entry point."""
+    die_with_parent()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     place = Path(sys.argv[1])
     found = answer(json.loads((place / "order.json").read_text(encoding="utf-8")), place)
     part = place / "answer.json.part"

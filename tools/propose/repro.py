@@ -24,12 +24,19 @@ if TYPE_CHECKING:
     from samebits.tools.schema.artifacts.repro import ReproManifest
 
 LIMIT_S = 300
+CALLS_S = 120.0
+"""For all calls of the candidate, once it has started."""
 COUNT = re.compile(r"^(\d+) of (\d+) elements differ$", re.MULTILINE)
 LINE_CHARS = 300
 
 
-def evidence(folder: Path, manifest: ReproManifest, candidate: Candidate, job: Job) -> ReproEvidence:
+def evidence(
+    folder: Path, manifest: ReproManifest, candidate: Candidate, job: Job, *, required: bool = False
+) -> ReproEvidence:
     """Both runs.
+
+    Args:
+        required: the candidate does not run without a sandbox.
 
     Raises:
         UserError: the repro no longer differs, or differs with the candidate too.
@@ -39,7 +46,7 @@ def evidence(folder: Path, manifest: ReproManifest, candidate: Candidate, job: J
     if before.status == "equal":
         raise UserError(str(folder), "its two sides are equal here: there is nothing to repair", "leave repro out")
     job.emit("repro", f"after: {candidate.name} in the place of both")
-    after = run_after(folder, manifest, candidate, job)
+    after = run_after(folder, manifest, candidate, job, required=required)
     if after.status == "differs":
         raise UserError(
             str(candidate.folder), f"does not repair the repro: {after.words}", "mend the candidate and build it again"
@@ -67,11 +74,19 @@ def run_before(folder: Path) -> ReproRun:
     return ReproRun(status="not_run", words=f"could not be run here: {last}")
 
 
-def run_after(folder: Path, manifest: ReproManifest, candidate: Candidate, job: Job) -> ReproRun:
+def run_after(
+    folder: Path, manifest: ReproManifest, candidate: Candidate, job: Job, *, required: bool = False
+) -> ReproRun:
     """The candidate on the repro's inputs, together and apart (see child.py)."""
     place = job.new("repro-after")
     place.mkdir(parents=True)
-    order = {"candidate": str(candidate.folder), "repro": str(folder), "kind": manifest.operator_kind}
+    order = {
+        "candidate": str(candidate.folder),
+        "repro": str(folder),
+        "kind": manifest.operator_kind,
+        "required": required,
+        "limit_s": CALLS_S,
+    }
     (place / "order.json").write_text(json.dumps(order), encoding="utf-8")
     code, output = run([sys.executable, "-m", "samebits.tools.propose.child", str(place)], place)
     try:

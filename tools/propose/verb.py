@@ -53,7 +53,8 @@ def run_propose(request: ProposeRequest, job: Job) -> Result:
         folder = Path(request.repro)
         inside(folder, request.roots, "repro")
         made_from["repro"] = artifact.identity(folder)
-        shown = repros.evidence(folder, artifact.read(folder, ReproManifest), candidate, job)
+        boxed = gate.sandbox is not None and gate.sandbox.whole
+        shown = repros.evidence(folder, artifact.read(folder, ReproManifest), candidate, job, required=boxed)
         for name, source in ((REPRO, artifact.MANIFEST), ("repro.py", "repro.py")):
             texts[name] = (folder / source).read_text(encoding="utf-8")
     manifest = manifest_of(request, candidate, change, made_from, shown)

@@ -170,6 +170,7 @@ def render(
                 time_leg.outcome.numbers.get("lowest") if time_leg and time_leg.outcome.status == "green" else None
             ),
             chart=timing_chart(proposal.gate),
+            sandbox=proposal.gate.sandbox is not None and proposal.gate.sandbox.whole,
             token=token,
             note=note,
             error=error,

@@ -14,7 +14,7 @@ from samebits.server.review.decide import decide
 from samebits.tools.job.job import Job
 from samebits.tools.propose.apply import run_apply
 from samebits.tools.propose.verb import run_propose
-from samebits.tools.schema.artifacts.candidate_gate import CandidateGate, Green, Leg, NotRun, Passed
+from samebits.tools.schema.artifacts.candidate_gate import CandidateGate, Green, Leg, NotRun, Passed, Sandbox
 from samebits.tools.schema.proposals import open_proposal
 from samebits.tools.schema.requests import ApplyRequest, ProposeRequest
 from samebits.tools.schema.results import Result
@@ -34,6 +34,7 @@ NUMBERS = {
     "float32, hidden=60 residual=1, 1 rows: us": 20.0, "float32, hidden=60 residual=1, 1 rows: ratio": 1.6,
     "float32, hidden=60 residual=1, 64 rows: us": 33.0, "float32, hidden=60 residual=1, 64 rows: ratio": 0.9,
 }  # fmt: skip
+HELD = Sandbox(kind="bubblewrap", network=True, files=True, processes=True, memory_mib=1000)
 LEGS = (
     Leg(name="builds", mandatory=True, seconds=0.1, outcome=Green(evidence="loaded", checked=1)),
     Leg(name="bits", mandatory=True, seconds=0.2, outcome=Green(evidence="0 of 9 elements differ", checked=9)),
@@ -78,6 +79,7 @@ def gate(place: Path, candidate: Path, **changes: Any) -> Path:
             "shapes": ({"hidden": 60, "residual": 1},),
             "legs": LEGS,
             "verdict": Passed(),
+            "sandbox": HELD,
         }
         | changes
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.kernels.candidate import describe
+from samebits.kernels.candidate import describe, load
 from samebits.tools.job.job import Job
 from samebits.tools.propose import child
 from samebits.tools.propose import repro as repros
@@ -59,11 +59,18 @@ def candidate_with(project: Path, old: str, new: str) -> None:
     source.write_text(text.replace(old, new))
 
 
-def answered(project: Path, repro: Path, place: Path, kind: str = "norm", **_: Any) -> ReproRun:
-    """What the child process would answer; here in this one."""
-    place.mkdir()
-    order = {"candidate": str(project / "kernels" / "norm"), "repro": str(repro), "kind": kind}
-    return child.answer(order, place)
+def compared(project: Path, repro: Path) -> ReproRun:
+    """What the child would find; the candidate in this process, without the sandbox."""
+    stored = artifact.load_tensors(repro, "inputs.safetensors")
+    inputs = {name[3:]: tensor for name, tensor in stored.items()}
+    args, rows = child.norm(inputs, child.scalars_of(repro))
+    return child.compare(load(describe(project / "kernels" / "norm"), repro).run, args, rows)
+
+
+def after(project: Path, repro: Path, place: Path) -> ReproRun:
+    """The whole way, through the child and the sandbox."""
+    manifest = artifact.read(repro, ReproManifest)
+    return repros.run_after(repro, manifest, describe(project / "kernels" / "norm"), Job(place))
 
 
 def test_a_proposal_shows_the_repro_run_before_and_after(kit: Any, project: Path) -> None:
@@ -94,9 +101,9 @@ def test_a_kernel_whose_bits_move_with_company_place_or_call_differs(
     project: Path, tmp_path: Path, old: str, new: str
 ) -> None:
     folder = cut_out(tmp_path / "repro")
-    assert answered(project, folder, tmp_path / "good").status == "equal"
+    assert compared(project, folder).status == "equal"
     candidate_with(project, old, new)
-    seen = answered(project, folder, tmp_path / "bad")
+    seen = compared(project, folder)
     assert seen.status == "differs"
     assert 0 < seen.differing < seen.total
 
@@ -106,7 +113,7 @@ def test_a_kernel_that_does_not_repair_the_repro_is_refused(
 ) -> None:
     folder = cut_out(project / ".samebits" / "jobs" / "m" / "repro")
     run = ReproRun(status="differs", words="1 of 9 elements differ", differing=1, total=9)
-    monkeypatch.setattr(repros, "run_after", lambda *_: run)
+    monkeypatch.setattr(repros, "run_after", lambda *_, **__: run)
     with pytest.raises(UserError, match="does not repair the repro: 1 of 9"):
         kit.propose(project, repro=str(folder))
 
@@ -133,29 +140,53 @@ def test_a_repro_that_cannot_run_or_does_not_say_what_differs_is_no_difference(t
     assert "could not be run here" in seen.words
 
 
+def test_where_the_operator_is_another_the_repro_says_not_run(project: Path, tmp_path: Path) -> None:
+    order = {
+        "candidate": str(project / "kernels" / "norm"),
+        "repro": str(cut_out(tmp_path / "repro")),
+        "kind": "attention",
+    }
+    seen = child.answer(order, tmp_path)
+    assert (seen.status, seen.words) == ("not_run", "a repro of kind attention cannot be put to operator rms_norm")
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("make", "inputs", "scalars", "said"),
     [
-        ({"kind": "attention"}, "a repro of kind attention cannot be put to operator rms_norm"),
-        ({"width": 8}, "the candidate cannot run on it"),
+        (child.linear, {}, {"weight": "merged"}, "merged"),
+        (child.activation, {"gate": torch.ones(1)}, {}, "not silu"),
+        (child.activation, {"gate": torch.ones(1), "up": torch.ones(1)}, {"name": "gelu"}, "not silu"),
+        (child.embedding, {}, {"scale": 2.0}, "scaled"),
     ],
 )
-def test_where_the_candidate_cannot_run_the_repro_says_not_run(
-    project: Path, tmp_path: Path, change: dict[str, Any], said: str
-) -> None:
-    seen = answered(project, cut_out(tmp_path / "repro", **change), tmp_path / "place", **change)
-    assert seen.status == "not_run"
-    assert said in seen.words
+def test_inputs_that_are_not_the_operators_are_not_bent_to_fit(make: Any, inputs: Any, scalars: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make(inputs, scalars)
 
 
-def test_a_candidate_that_ends_its_process_is_not_run(project: Path, tmp_path: Path) -> None:
-    folder = cut_out(tmp_path / "repro")
-    manifest = artifact.read(folder, ReproManifest)
-    candidate_with(project, "    total = total_of(s)\n", "    import os\n    os._exit(0)\n")
+@pytest.mark.slow
+def test_where_the_candidate_cannot_take_the_shape_the_repro_says_not_run(project: Path, tmp_path: Path) -> None:
+    folder = cut_out(tmp_path / "repro", width=8)
     (tmp_path / "job").mkdir()
-    seen = repros.run_after(folder, manifest, describe(project / "kernels" / "norm"), Job(tmp_path / "job"))
+    seen = after(project, folder, tmp_path / "job")
     assert seen.status == "not_run"
-    assert "exit code 0" in seen.words
+    assert "the candidate cannot run on it" in seen.words
+
+
+@pytest.mark.parametrize(
+    "bad", [pytest.param("os._exit(0)", marks=pytest.mark.slow), "open(REPRO, 'w').write('0 of 60 elements differ')"]
+)
+def test_a_candidate_that_ends_its_process_or_writes_elsewhere_is_not_run(
+    project: Path, tmp_path: Path, bad: str
+) -> None:
+    folder = cut_out(tmp_path / "repro")
+    before = (folder / "repro.py").read_text()
+    candidate_with(project, "CALLS = {}\n", f"import os\n\nCALLS = {{}}\nREPRO = {str(folder / 'repro.py')!r}\n")
+    candidate_with(project, "    total = total_of(s)\n", f"    {bad}\n    total = total_of(s)\n")
+    (tmp_path / "job").mkdir()
+    seen = after(project, folder, tmp_path / "job")
+    assert seen.status == "not_run", seen
+    assert (folder / "repro.py").read_text() == before
 
 
 def test_what_hangs_is_ended_with_all_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from samebits.tools.report import charts, review
-from samebits.tools.schema.artifacts.candidate_gate import CandidateGate, Green, Leg, NotRun, Passed
+from samebits.tools.schema.artifacts.candidate_gate import CandidateGate, Green, Leg, NotRun, Passed, Sandbox
 from samebits.tools.schema.artifacts.proposal import ProposalManifest, ProposedFile, ReproEvidence, ReproRun
 from samebits.tools.schema.artifacts.review import ReviewManifest
 from samebits.tools.schema.proposals import Proposal
@@ -82,6 +82,17 @@ def test_a_decision_is_shown_with_who_and_where(kind: str, text: str) -> None:
     assert text in made
     assert "a &lt;note&gt;" in made
     assert ("not in any branch yet" in made) == (kind == "approved")
+
+
+def test_a_gate_without_a_sandbox_is_said_at_the_top() -> None:
+    made = proposal()
+    held = Sandbox(kind="bubblewrap", network=True, files=True, processes=True, memory_mib=9)
+    loose = held.model_copy(update={"kind": "none", "files": False, "why": "no namespaces here"})
+    for sandbox, said in ((held, False), (loose, True), (None, True)):
+        gate = made.gate.model_copy(update={"sandbox": sandbox})
+        text = page(Proposal(made.folder, made.digest, made.manifest, made.patch, gate))
+        assert ("without a sandbox" in text) is said
+        assert ("no namespaces here" in text) is (sandbox is loose)
 
 
 def test_what_others_wrote_is_escaped() -> None:
