@@ -45,6 +45,9 @@ def outcome(folder: Path) -> Outcome:
         )
     if written is not None or how in ("stopped", "owner_gone"):
         return Cancelled()
+    if ended.get("disk_full"):
+        message = f"the disk of {folder} is full, so the worker could not answer"
+        return Failed(error="resource", message=f"{message}. Next: make room (`samebits gc`), then run it again")
     if not ended:
         return Failed(error="internal", message="the job's warden was killed. Next: run it again")
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

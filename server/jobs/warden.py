@@ -9,7 +9,7 @@ does not reach it. A folder has one warden in its life: a second one ends at onc
 time or memory limit, on TERM, and when a file `cancel` appears in the job folder. It then kills what is left of the
 worker's processes (it is their subreaper, so none can slip away), and writes ended.json: {"how": "exited" | "stopped" |
 "owner_gone" | "time_limit" | "memory_limit" | "no_heartbeat", "code": int, "stuck": [pid], "limit_s": float, "phase":
-str}.
+str, "disk_full": bool}.
 Limits of a phase stand in request.json ([pool] of its experiment); the worker's events say which phase it is in.
 """
 
@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ MEMORY_EVERY_S = 0.5
 KILL_WAIT_S = 10.0
 LOG_LIMIT_BYTES = 8 << 20
 """At this size log.txt becomes log.1.txt and a new one is begun: a flood keeps its last 8 to 16 MiB."""
+ENDED_BYTES, FULL_BYTES = 4096, 64 << 10
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -87,6 +89,15 @@ def memory_bytes(pids: list[int]) -> int:
             continue
         total += (int(resident) - int(shared)) * PAGE
     return total
+
+
+def disk_is_full(folder: Path) -> bool:
+    """Whether less is free than an answer may take."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < FULL_BYTES
 
 
 def die_with_parent() -> None:
@@ -152,6 +163,8 @@ class Warden:
         self.passed = ("", self.time_limit_s)
         """Phase ("": the whole job) and seconds of the limit that was passed."""
         self.log = Log(self.folder)
+        self.part = self.folder / "ended.json.part"
+        self.reserve()
         self.output, write_end = os.pipe()
         os.set_blocking(self.output, False)
         self.worker = subprocess.Popen(
@@ -172,6 +185,11 @@ class Warden:
         self.selector.register(self.exit, selectors.EVENT_READ)
         if spec["lifeline"]:
             self.selector.register(0, selectors.EVENT_READ)
+
+    def reserve(self) -> None:
+        """Take the room of ended.json now: how a job ended is told also when the disk is full by then."""
+        with suppress(OSError):
+            self.part.write_bytes(b" " * ENDED_BYTES)
 
     def request_stop(self, *_: object) -> None:
         """Signal handler."""
@@ -270,10 +288,11 @@ class Warden:
             "stuck": stuck,
             "limit_s": self.passed[1],
             "phase": self.passed[0],
+            "disk_full": disk_is_full(self.folder),
         }
-        part = self.folder / "ended.json.part"
-        part.write_text(json.dumps(ended), encoding="utf-8")
-        part.replace(self.folder / "ended.json")
+        with open(self.part, "r+b" if self.part.exists() else "wb") as file:
+            file.write(json.dumps(ended).encode().ljust(ENDED_BYTES))
+        self.part.replace(self.folder / "ended.json")
 
 
 def start_of(pid: int) -> str:

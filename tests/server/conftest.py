@@ -66,6 +66,14 @@ elif do == "phases":
         event("working", phase=phase)
         time.sleep(0.7)
     answer()
+elif do == "full":
+    with open(folder + "/junk", "wb", 0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            pass
+    answer()
 elif do == "silent":
     open(folder + "/heartbeat", "w").close()
     time.sleep(value)

@@ -149,3 +149,65 @@ def test_a_cancel_mark_ends_a_job_whoever_runs_it(asked: Asked, tmp_path: Path, 
     job_folder.mark_cancelled(folder)
     eventually(lambda: running.outcome() is not None)
     assert running.outcome().state == "cancelled"  # type: ignore[union-attr]
+
+
+STAGES = {
+    "asked": ("sleep", ""),
+    "written": ("sleep", "*/request.json"),
+    "started": ("sleep", "*/worker.json"),
+    "working": ("sleep", "*/events.jsonl"),
+    "answered": ("env", "*/result.json"),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_server_killed_at_any_stage_leaves_a_job_that_is_whole_or_interrupted(
+    stage: str, project: Path, strays: Any, eventually: Any
+) -> None:
+    do, mark = STAGES[stage]
+    serving, jobs = Serving(project), project / ".samebits" / "jobs"
+    try:
+        serving.measure(do)
+        if mark:
+            eventually(lambda: list(jobs.glob(mark)))
+        serving.process.kill()
+        eventually(lambda: not strays(), 30)
+    finally:
+        serving.end()
+    rows = Index(jobs).rows()
+    assert {row.id for row in rows} == {path.parent.name for path in jobs.glob("*/request.json")}
+    assert len(rows) == 1 or stage == "asked"
+    due = {"succeeded"} if stage == "answered" else {"interrupted"}
+    assert {row.state for row in rows} <= due, "nothing half-made counts, nothing that is whole is lost"
+
+
+FULL = """import sys, time
+from pathlib import Path
+from samebits.server.jobs import launch
+from samebits.tools.schema.requests import REQUEST
+request = REQUEST.validate_json(Path(sys.argv[1]).read_bytes())
+running = launch.start(request, Path(sys.argv[2], "one"), python=request.experiment.pool.worker_python)
+while running.outcome() is None:
+    time.sleep(0.05)
+print(running.outcome().model_dump_json())
+"""
+
+
+@pytest.mark.parametrize("do", ["full", "sleep"])
+def test_a_disk_that_fills_up_under_a_job_is_one_clear_failure(do: str, asked: Asked, tmp_path: Path) -> None:
+    """The job's folder is on a real file system of 256 KiB; `sleep` is the control that has room there."""
+    disk, request = tmp_path / "disk", tmp_path / "request.json"
+    disk.mkdir()
+    request.write_text(asked(do).model_dump_json())
+    mount = 'mount -t tmpfs -o size=256k tmpfs "$0" || exit 77; exec "$@"'
+    command = [sys.executable, "-c", FULL, str(request), str(disk)]
+    run = subprocess.run(["unshare", "-Urm", "sh", "-c", mount, str(disk), *command], capture_output=True, text=True)
+    if run.returncode == 77 or "unshare" in run.stderr:
+        pytest.skip(f"not run: no file system of its own can be made here: {run.stderr.strip()}")
+    assert run.returncode == 0, run.stderr
+    outcome = json.loads(run.stdout)
+    if do == "sleep":
+        assert outcome["state"] == "succeeded"
+    else:
+        assert (outcome["state"], outcome["error"]) == ("failed", "resource")
+        assert "is full, so the worker could not answer. Next: make room" in outcome["message"]

@@ -1,0 +1,91 @@
+"""A client that goes away in the middle of a call over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from samebits.server.jobs.index import Index
+
+TOKEN = "a-token-of-this-test-alone"
+HEADERS = {
+    "Authorization": f"Bearer {TOKEN}",
+    "Content-Type": "application/json",
+    "Accept": "application/json, text/event-stream",
+    "MCP-Protocol-Version": "2026-07-28",
+}
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def port(project: Path, tmp_path: Path, strays: Any, eventually: Any) -> Iterator[int]:
+    """A server over the project of the stand-in."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        chosen = int(found.getsockname()[1])
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text(TOKEN)
+    command = [sys.executable, "-m", "samebits.server.cli.main", "serve", "--http", "--port", str(chosen)]
+    with subprocess.Popen([*command, "--token-file", str(token)], cwd=project, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr is not None
+            assert b"http://" in process.stderr.readline()
+            eventually(lambda: is_open(chosen))
+            yield chosen
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def raw_call(port: int, name: str, arguments: dict[str, Any]) -> socket.socket:
+    """A tools/call sent on a socket of its own; nothing is read."""
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    params = {"name": name, "arguments": arguments, "_meta": meta}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+    head = {**HEADERS, "Host": f"127.0.0.1:{port}", "Content-Length": str(len(body))}
+    head |= {"Mcp-Method": "tools/call", "Mcp-Name": name}
+    lines = "".join(f"{key}: {value}\r\n" for key, value in head.items())
+    end = socket.create_connection(("127.0.0.1", port), timeout=30)
+    end.sendall(f"POST /mcp HTTP/1.1\r\n{lines}\r\n".encode() + body)
+    return end
+
+
+@pytest.mark.anyio
+async def test_a_client_gone_in_mid_call_loses_no_job_and_the_next_one_is_served(
+    port: int, project: Path, doing: Any, eventually: Any
+) -> None:
+    jobs = project / ".samebits" / "jobs"
+    end = raw_call(port, "measure_gap", doing("sleep", 2))
+    eventually(lambda: list(jobs.glob("*/events.jsonl")))
+    end.close()
+    address = f"http://127.0.0.1:{port}/mcp"
+    async with (
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}) as web,
+        Client(streamable_http_client(address, http_client=web)) as client,
+    ):
+        (job,) = [row["job"] for row in (await client.call_tool("wait_job", {})).structured_content["rows"]]  # type: ignore[index]
+        result = await client.call_tool("wait_job", {"job": job, "seconds": 20})
+    state = Index(jobs).rows()[0].state
+    assert state in ("succeeded", "cancelled"), "one clear end, by what the transport says of a client that left"
+    assert result.is_error == (state == "cancelled")
+    assert os.path.exists(jobs / job / "ended.json")
