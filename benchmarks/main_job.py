@@ -39,7 +39,7 @@ max_model_len = 2048
 engine = {{ {engine} }}
 [workload]
 prompts = {prompts}
-prompt_tokens = [5, 300]
+prompt_tokens = [5, 120]
 new_tokens = 32
 """
 MAKE = (
@@ -122,7 +122,7 @@ def main() -> None:
         (work / f"{name}.toml").write_text(text, encoding="utf-8")
     jobs = {
         "measure": ["measure", "-c", str(work / "default.toml"), "--axes", "repeat,batch,decode_prefill"],
-        "diff": ["diff", "-c", str(work / "eager.toml"), "--max-operators", "20"],
+        "diff": ["diff", "-c", str(work / "eager.toml"), "--max-operators", "6"],
         "itself": ["diff", "-c", str(work / "eager.toml"), "--against", "batch"],
     }
     chosen = {name: jobs[name] for name in options.only}

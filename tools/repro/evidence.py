@@ -71,7 +71,10 @@ def unpack(folder: Path, number: int) -> tuple[Observation, Evidence]:
     """
     text, data = names(number)
     if not (folder / text).is_file():
-        reason = "its inputs were not kept: a region, or a kind whose inputs cannot be put together yet"
+        reason = (
+            "its inputs were not kept: the same operator of an earlier layer was (look for operator-N.json), or it "
+            "is a region, or of a kind whose inputs cannot be put together yet"
+        )
         raise UserError(f"operator {number} of {folder}", reason, "choose another operator of the work list")
     evidence = Evidence.model_validate_json((folder / text).read_text(encoding="utf-8"))
     tensors = load_tensors(folder, data)
