@@ -197,6 +197,7 @@ async def approved(agent: Agent, repository: Path, repro: str, gate: str) -> str
     return "samebits/turn"
 
 
+@pytest.mark.timeout(1800)  # under 4 minutes on a quiet machine
 async def test_from_a_gap_to_an_approved_kernel_that_the_gate_finds_exact(repository: Path) -> None:
     async with Client(serving(repository), mode="legacy") as client:
         agent = Agent(client)
