@@ -25,7 +25,7 @@ from typing import Any
 import anyio
 from mcp import Client, StdioServerParameters
 
-COMMAND = [sys.executable, "-m", "samebits.server.cli.main", "serve"]
+COMMAND = [sys.executable, "-m", "samebits.server.cli.entry", "serve"]
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "benchmark", "version": "1"}}
 CHARS_PER_TOKEN = 4
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.server.cli import collect, gate, jobs, pool, propose, review, rl, serve, show, skill
+from samebits.server.cli import collect, gate, guarded, jobs, pool, propose, review, rl, serve, show, skill
 from samebits.server.jobs import launch
 from samebits.server.jobs.start import start
 from samebits.tools.schema import reader
@@ -243,24 +241,7 @@ def _absolute(path: Path | None) -> str | None:
 
 def main() -> None:
     """Entry point: a user's mistake is one line on stderr and exit code 2."""
-    from pydantic import ValidationError
-
-    # TERM (a closed terminal, a CI time-out) ends the job like Ctrl-C does: nothing is left running.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the shell started it with INT ignored
-    signal.signal(signal.SIGHUP, signal.default_int_handler)
-    try:
-        app()
-    except UserError as error:
-        show.error_console.print(f"error: {error}", style="red", markup=False, highlight=False)
-        sys.exit(2)
-    except ValidationError as error:
-        first = error.errors()[0]
-        named = ".".join(str(part) for part in first["loc"])
-        show.error_console.print(
-            f"error: {named}: {first['msg']}. Next: see `samebits --help`", style="red", markup=False, highlight=False
-        )
-        sys.exit(2)
+    guarded.run(app)
 
 
 if __name__ == "__main__":

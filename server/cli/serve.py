@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from samebits.server.cli import quick
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -41,10 +42,10 @@ def serve(
     allow_hosts: AllowHosts = None,
 ) -> None:
     """Serve the tools over MCP, on standard input and output for one client, or over HTTP."""
-    # Importing the protocol's models allocates so much that looking for garbage meanwhile costs a sixth of the start.
-    gc.disable()
-    from samebits.server.mcp.app import make_server
-    from samebits.server.mcp.roots import Roots as Allowed
+    with quick.imports():
+        quick.without_its_init("mcp")
+        from samebits.server.mcp.app import make_server
+        from samebits.server.mcp.roots import Roots as Allowed
 
     project = Path(os.environ.get("CLAUDE_PROJECT_DIR") or Path.cwd())
     allowed = Allowed.of(tuple(roots or ()) or (project,))
@@ -55,8 +56,6 @@ def serve(
     server = make_server(
         allowed, python=str(Path(worker_python).absolute()) if worker_python else "", read_only=read_only
     )
-    gc.freeze()
-    gc.enable()
     if not http:
         server.run()
         return

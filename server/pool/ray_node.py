@@ -26,7 +26,7 @@ VARIABLE = "SAMEBITS_NODE"
 STALE_S = 3600.0
 START_S = 20.0
 OURS = frozenset(
-    "request.json result.json events.jsonl log.txt log.1.txt started worker.json ended.json cancel".split()  # noqa: SIM905
+    "request.json result.json events.jsonl log.txt log.1.txt started worker.json ended.json cancel heartbeat".split()  # noqa: SIM905
 )
 """Files of a job folder that are about the job, not made by its verb."""
 

@@ -109,7 +109,7 @@ def connect(address: str) -> Any:
         raise UserError(f"the Ray cluster at {wanted}", "asks for a token that is not here", following) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        following = "start one (`ray start`, docs/pool.md), or correct pool.ray_address"
+        following = "see that it runs, and that pool.ray_address and the token here are its own (docs/pool.md)"
         raise UserError(f"the Ray cluster at {wanted}", f"cannot be joined: {reason}", following) from error
     return ray
 
