@@ -12,9 +12,13 @@ import sys
 import time
 import traceback
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import torch
+
+READY = "ready"
+"""File in the model folder that says that it is complete."""
 
 
 def prompts_of(seed: int, count: int, shortest: int, longest: int, shared: int, vocabulary: int) -> list[list[int]]:
@@ -35,6 +39,9 @@ class Child:
     def __init__(self, settings: dict[str, Any]) -> None:
         from vllm import LLM
 
+        # The model may be written while this process imports.
+        while not (Path(settings["model"]) / READY).exists():
+            time.sleep(0.2)
         self.llm = LLM(**settings)
         self.kept: list[dict[str, Any]] = []
         self.count = 0

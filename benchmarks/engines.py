@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from engine_child import READY
+
 HERE = Path(__file__).resolve().parent
 SHAPES: dict[str, dict[str, Any]] = {
     "1.7b": {
@@ -61,6 +63,20 @@ def write_model(folder: Path, shape: str, device: str, env: dict[str, str]) -> N
     """Random weights of the shape as a model folder that both sides read."""
     sizes = json.dumps(SHAPES[shape])
     subprocess.run([sys.executable, "-c", MAKE, str(folder), device, sizes, FAMILY[shape]], env=env, check=True)
+    (folder / READY).touch()
+
+
+def write_config(folder: Path, shape: str) -> None:
+    """The shape's config.json alone, for engines with dummy weights."""
+    folder.mkdir(parents=True)
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "dtype": "bfloat16",
+        "tie_word_embeddings": FAMILY[shape] == "qwen3_tied",
+    }
+    (folder / "config.json").write_text(json.dumps(SHAPES[shape] | config), encoding="utf-8")
+    (folder / READY).touch()
 
 
 @dataclass(slots=True)

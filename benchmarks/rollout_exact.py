@@ -42,9 +42,6 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="exact-"))
     env = linked(work / "links")
-    begun = time.monotonic()
-    write_model(work / "model", options.shape, options.device, env)
-    print(f"model written in {time.monotonic() - begun:.0f} s", flush=True)
     settings: dict[str, Any] = {
         "model": str(work / "model"),
         "dtype": "bfloat16",
@@ -58,6 +55,9 @@ def main() -> None:
     for name in options.variants:
         own, extra = VARIANTS[name]
         engines.append(Engine.start(name, settings | own, env, options.out, extra))
+    begun = time.monotonic()
+    write_model(work / "model", options.shape, options.device, env)
+    print(f"model written in {time.monotonic() - begun:.0f} s", flush=True)
     spec = {
         "seed": 1,
         "count": options.prompts,

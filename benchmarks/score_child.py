@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-MOST_TOKENS = 16384
+MOST_TOKENS = 8192
 """Tokens packed into one forward."""
 
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines import ARMS, SHAPES, Engine, score, write_model
+from engines import ARMS, SHAPES, Engine, score, write_config, write_model
 from main_job import linked
 
 NEW_TOKENS = 256
@@ -62,7 +62,7 @@ def measure(engines: list[Engine], options: argparse.Namespace, vocabulary: int)
         waves = 1.0
         for engine in engines:
             # Twice: what is compiled on first use is compiled in the first.
-            for turn in range(2):
+            for turn in range(options.warm):
                 warm = engine.ask("generate", prompts=work_of(turn, concurrency, vocabulary), keep=False, **size)
             if engine is engines[0]:
                 waves = options.seconds / warm["seconds"]
@@ -70,6 +70,8 @@ def measure(engines: list[Engine], options: argparse.Namespace, vocabulary: int)
         for turn in range(options.rounds):
             order = engines if turn % 2 == 0 else engines[::-1]
             for engine in order:
+                if turn and engine.name in options.once:
+                    continue
                 work = work_of(1000 * concurrency + 10 + turn, count, vocabulary)
                 keep = engine.name == "samebits" and not options.dummy and turn < options.score_rounds
                 found = engine.ask("generate", prompts=work, keep=keep, **size)
@@ -106,23 +108,31 @@ def main() -> None:
     parser.add_argument("--concurrency", nargs="*", type=int, default=[8, 64, 256])
     parser.add_argument("--seconds", type=float, default=10.0, help="shortest round of the default arm")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm", type=int, default=2, help="warm-up waves per arm and concurrency")
+    parser.add_argument("--once", nargs="*", choices=ARMS, default=[], help="arms that run in the first round only")
     parser.add_argument("--score-rounds", type=int, default=99, help="rounds per concurrency whose tokens are scored")
     parser.add_argument("--kv-gib", type=int, default=28)
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--dummy", action="store_true", help="dummy weights: no exactness check")
+    parser.add_argument("--work", type=Path, help="where model and tokens are kept; default: a temporary folder")
+    parser.add_argument("--no-score", action="store_true", help="only save the tokens: score_child.py can come later")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="throughput-"))
+    work = options.work or Path(tempfile.mkdtemp(prefix="throughput-"))
+    work.mkdir(parents=True, exist_ok=True)
     env = linked(work / "links")
-    begun = time.monotonic()
-    write_model(work / "model", options.shape, options.device, env)
-    print(f"model written in {time.monotonic() - begun:.0f} s", flush=True)
     settings = settings_of(options, work / "model")
     engines = [Engine.start(arm, settings, env, options.out, ARMS[arm]) for arm in options.arms]
+    begun = time.monotonic()
+    if options.dummy:
+        write_config(work / "model", options.shape)
+    else:
+        write_model(work / "model", options.shape, options.device, env)
+    print(f"model written in {time.monotonic() - begun:.0f} s", flush=True)
     result: dict[str, Any] = {"shape": options.shape, "settings": settings, "seconds": options.seconds}
     result["up"] = {engine.name: round(engine.ready(), 1) for engine in engines}
-    print(result["up"], flush=True)
+    print(f"up in {result['up']}, {time.monotonic() - begun:.0f} s in all", flush=True)
     vocabulary = int(SHAPES[options.shape]["vocab_size"])
     rows = measure(engines, options, vocabulary)
     result |= {"rows": rows, "summary": summary(rows)}
@@ -141,7 +151,7 @@ def main() -> None:
         ours[0].ask("save", path=str(work / "samebits.pt"))
     for engine in engines:
         engine.stop()
-    if ours and not options.dummy:
+    if ours and not options.dummy and not options.no_score:
         exact = score(work / "model", [work / "samebits.pt"], options.device, env, options.out / "exact.json")
         result["exact"] = exact["samebits"]
         (options.out / "throughput.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
