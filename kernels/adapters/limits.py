@@ -38,5 +38,7 @@ class Limit:
 LIMITS: Mapping[tuple[str, Device], Limit] = {
     ("vllm", "cpu"): Limit(("bfloat16", "float32"), experts=True),
     ("vllm", "cuda"): Limit(("bfloat16",), experts=False),
+    ("samebits", "cpu"): Limit(("bfloat16", "float16", "float32"), experts=False),
+    ("samebits", "cuda"): Limit(("bfloat16", "float16"), experts=False),
 }
 """(table, device) -> what it takes."""

@@ -204,7 +204,7 @@ def _section(table: str, device: Device) -> list[str]:
             parts.append(f"| {found.family} | {found.dtype} | {' | '.join(said)} | {found.engine} |")
     parts.append("\nRefused:\n")
     parts += [
-        f"- {reason}" + ("" if reason.startswith("model class") else f": {', '.join(classes)}")
+        f"- {reason}" + ("" if reason.startswith("model class") else f": {', '.join(dict.fromkeys(classes))}")
         for reason, classes in refused.items()
     ]
     return [*parts, ""]

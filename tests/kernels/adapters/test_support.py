@@ -83,6 +83,15 @@ def test_the_table_refuses_exactly_what_the_page_calls_refused(dtype: torch.dtyp
             vllm_cpu.check(facts)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_limits_of_the_table_samebits_are_its_own(device: Any) -> None:
+    from samebits.kernels.adapters import samebits_ops
+
+    own = {str(dtype).removeprefix("torch.") for dtype in samebits_ops.DTYPES[device]}
+    assert set(LIMITS["samebits", device].dtypes) == own
+    assert not LIMITS["samebits", device].experts
+
+
 def test_a_class_without_roles_is_refused_with_the_next_step() -> None:
     found = support.refusal("NemotronHForCausalLM", "vllm", "cpu", "bfloat16")
     assert found is not None
