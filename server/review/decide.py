@@ -34,7 +34,7 @@ def decide(
         raise UserError("this proposal", "changed while it was looked at", "look at it again, and decide then")
     note = "\n".join(line.rstrip() for line in note.strip().splitlines())[:NOTE_CHARS]
     if decision == "rejected" and not note:
-        raise UserError("a rejection", "needs a note: the proposer learns nothing else", "say what should change")
+        raise UserError("a rejection without a note", "tells the proposer nothing", "say what should change")
     manifest = proposal.manifest
     review = ReviewManifest(
         made_from={"proposal": proposal.digest},

@@ -112,9 +112,9 @@ def test_a_person_approves_with_mouse_and_note(browser: Any, opened: str, projec
 
 def test_a_rejection_without_a_note_is_asked_for_one(browser: Any, opened: str, project: Path) -> None:
     browser.leave("button[value=rejected]")
-    assert "needs a note" in browser.value("document.querySelector('[role=alert]').innerText")
+    assert "without a note" in browser.value("document.querySelector('[role=alert]').innerText")
     assert decided(project, opened) is None
-    browser.click("#note")
+    assert browser.focused() == "note"
     browser.type("Take CALLS out.")
     browser.leave("button[value=rejected]")
     assert decided(project, opened).decision == "rejected"
@@ -125,13 +125,16 @@ def test_all_of_it_works_from_the_keyboard(browser: Any, opened: str, project: P
     browser.press("Tab")
     assert browser.focused() == "Skip to the decision"
     browser.press("n")
-    assert browser.value("document.activeElement.className") == "hunk"
-    assert browser.value("document.activeElement.closest('article').id") == "file-1"
-    for _ in range(2):
-        browser.press("n")
-    assert browser.value("document.activeElement.closest('article').id") == "file-3"
-    browser.press("p")
-    assert browser.value("document.activeElement.closest('article').id") == "file-2"
+    where = "(e => [e.closest('article').id, e.className, e.rowIndex])(document.activeElement)"
+    seen = [browser.value(where)]
+    for key in "nnnnp":
+        browser.press(key)
+        seen.append(browser.value(where))
+    assert seen == [
+        ["file-1", "added", 0], ["file-2", "added", 0], ["file-3", "added", 3], ["file-3", "changed", 7],
+        ["file-3", "changed", 7], ["file-3", "added", 3],
+    ]  # fmt: skip
+    assert browser.value("getComputedStyle(document.activeElement).outlineStyle") == "solid", "the place is seen"
     browser.press("g")
     browser.until("Math.abs(document.getElementById('gate').getBoundingClientRect().top) < 200")
     browser.press("d")

@@ -193,7 +193,7 @@ def test_a_rejection_without_a_note_counts_for_nothing_and_keeps_what_was_typed(
     id = proposed()
     text = inside.ask("POST", f"/decide/{id}", inside.form(id) | {"decision": "rejected", "note": "  "})
     assert inside.status == 409
-    assert "Not decided: a rejection: needs a note" in text
+    assert "Not decided: a rejection without a note" in text
     assert decided(project, id) is None
 
 

@@ -68,7 +68,7 @@ def test_what_nobody_reviewed_is_refused(kit: Any, project: Path) -> None:
 
 def test_what_a_person_rejected_is_refused_with_their_words(kit: Any, project: Path) -> None:
     made = kit.propose(project)
-    with pytest.raises(UserError, match="needs a note"):
+    with pytest.raises(UserError, match="tells the proposer nothing"):
         kit.review(made, "rejected", "  \n ")
     refused(kit, project, made, "not reviewed")
     kit.review(made, "rejected", "Counts calls: take CALLS out.")

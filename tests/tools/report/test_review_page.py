@@ -81,7 +81,7 @@ def test_a_decision_is_shown_with_who_and_where(kind: str, text: str) -> None:
     made = page(proposal(), decision(kind, "a <note>"))
     assert text in made
     assert "a &lt;note&gt;" in made
-    assert ("not in any branch yet" in made) == (kind == "approved")
+    assert ("writes it to a new branch" in made) == (kind == "approved")
 
 
 def test_a_gate_without_a_sandbox_is_said_at_the_top() -> None:

@@ -54,7 +54,9 @@ def verdict_of(report: CandidateGate, name: str) -> Result:
     if verdict.kind == "passed":
         text, following = (
             f"{report.candidate}: every leg it needs is green.",
-            "show the folder and this report to the person who reviews it",
+            "samebits propose with this candidate_gate and the repro it answers; then a person reviews it"
+            if report.digest != "library"
+            else "nothing to propose: it is the library's own",
         )
         return Result(verdict="done", summary=text, ids=ids, rows=rows, total=len(rows), next=following)
     if verdict.kind == "stopped":

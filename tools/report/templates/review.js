@@ -1,15 +1,21 @@
 "use strict";
 // Keys only move about; deciding is always a button.
-const stops = [...document.querySelectorAll(".hunk")];
 const note = document.getElementById("note");
+// One stop for each run of changed lines; a new file is one run.
+const stops = [...document.querySelectorAll(".hunk tr:not(.same)")].filter((row) => {
+  const before = row.previousElementSibling;
+  return !before || before.classList.contains("same");
+});
+for (const row of stops) row.tabIndex = -1;
 let at = -1;
 
 function go(step) {
   if (!stops.length) return;
   at = Math.min(stops.length - 1, Math.max(0, at + step));
-  stops[at].focus({ preventScroll: true });
-  stops[at].closest("article").scrollIntoView({ block: "start" });
-  if (stops[at].getBoundingClientRect().top > window.innerHeight * 0.6) stops[at].scrollIntoView({ block: "center" });
+  const row = stops[at];
+  row.focus({ preventScroll: true });
+  if (row.previousElementSibling) row.scrollIntoView({ block: "center" });
+  else row.closest("article").scrollIntoView({ block: "start" });
 }
 
 const places = { g: "gate", r: "repro", s: "time" };
