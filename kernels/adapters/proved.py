@@ -2,7 +2,7 @@
 
     python -m samebits.kernels.adapters.proved rollout    # this process's side of the comparison, as JSON
 
-The gate runs that in the environment of each side and stores it in the lock; the adapters compare with it.
+The gate stores it in the lock, for the environment of each side; the adapters compare with it.
 """
 
 from __future__ import annotations
@@ -76,8 +76,13 @@ class Standing:
         return f"UNPROVEN, other than {self.lock}: {'; '.join(self.changed)}"
 
 
-def fingerprint(role: str) -> dict[str, str]:
-    """What the bits of a side ("rollout", "trainer") depend on besides settings and weights, in this process."""
+def fingerprint(role: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What the bits of a side depend on besides settings and weights.
+
+    Args:
+        role: "rollout" or "trainer".
+        environment: of that side's process; `cpu_capability` is this process's, which follows ATEN_CPU_CAPABILITY.
+    """
     import torch
 
     facts = {
@@ -94,7 +99,7 @@ def fingerprint(role: str) -> dict[str, str]:
     if torch.cuda.is_available():
         facts |= _gpu(torch)
     silent = SILENT if role == "rollout" else (*SILENT, *ENGINE_ALONE)
-    facts |= {key: value for key, value in sorted(os.environ.items()) if key.startswith(NUMBERS) and key not in silent}
+    facts |= {key: value for key, value in sorted(environment.items()) if key.startswith(NUMBERS) and key not in silent}
     return facts
 
 

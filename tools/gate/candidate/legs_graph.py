@@ -151,7 +151,7 @@ def alternatives(plan: Plan) -> Iterator[Callable[..., object]]:
 
 
 def seconds_inside(plan: Plan, args: Args, text: str) -> list[float]:
-    """Seconds of one call of what is under test, sample by sample, by this process's clock; what it gave must be right."""
+    """Seconds of one call of what is under test, sample by sample, by this clock; what it gave must be right."""
     calls = plan.link.ask("prepare", f"{text}: made ready to be timed", args=args).get("calls")
     if not isinstance(calls, int) or not 1 <= calls <= 1000:
         raise RedError(f"{text}: its process answers out of turn")

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 FLIPPED = 8
 """Sequences in which a control moves elements, so that rounding does not swallow all of them."""
-COLUMNS = 4
-"""Elements it moves in a row."""
+COLUMNS = 16
+"""Elements it moves in a row; more where there are fewer sequences."""
 
 
 def last_of_prompt(sequence: Sequence) -> int | None:
@@ -203,11 +203,12 @@ class Bench:
             for i, sequence in enumerate((data or self.data).sequences)
             if sequence.sampled and (position := at(sequence)) is not None
         ]
-        step = max(1, len(places) // FLIPPED)
-        columns = range(0, tap.columns, max(1, -(-tap.columns // COLUMNS)))
+        chosen = places[:: max(1, len(places) // FLIPPED)][:FLIPPED]
+        wanted = COLUMNS * FLIPPED // max(1, len(chosen))
+        columns = range(0, tap.columns, max(1, -(-tap.columns // wanted)))
         return tuple(
             Flip(site=tap.site, sequence=i, position=position, column=column)
-            for i, position in places[::step][:FLIPPED]
+            for i, position in chosen
             for column in columns
         )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,25 +19,24 @@ if TYPE_CHECKING:
 
     from samebits.tools.schema.experiment import Experiment
 
+CAPABILITY = "ATEN_CPU_CAPABILITY"
 WEIGHTS = (".safetensors", ".json", ".bin")
 
 
 def fingerprints(experiment: Experiment) -> dict[str, dict[str, str]]:
-    """By role, what the adapters compare at start-up, read in a process with the environment of that side."""
+    """By role, what the adapters compare at start-up, for the environment of that side."""
     device = device_of(experiment)
     found = {}
     for role, config in (("rollout", experiment.rollout), ("trainer", experiment.trainer)):
         env = variables(config, device) | dict(config.env)
-        found[role] = dict(_fingerprint(role, tuple(sorted(env.items()))))
+        if env.get(CAPABILITY) == os.environ.get(CAPABILITY):
+            found[role] = proved.fingerprint(role, env)
+        else:
+            # torch reads it once, at its import.
+            command = [sys.executable, "-m", proved.__name__, role]
+            done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True, text=True)
+            found[role] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-@cache
-def _fingerprint(role: str, env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    command = [sys.executable, "-m", proved.__name__, role]
-    done = subprocess.run(command, env=dict(env), stdout=subprocess.PIPE, check=True, text=True)
-    read: Mapping[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return tuple(read.items())
 
 
 def subject(experiment: Experiment, prints: Mapping[str, Mapping[str, str]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast, get_args
 
 from samebits.tools.demo.verb import experiment_for
@@ -65,6 +66,8 @@ TRAINER: dict[AxisName, Axis] = {
     "checkpointing": trainer_axes.checkpointing,
     "trainer_rollout": trainer_axes.trainer_rollout,
 }
+ANEW: tuple[AxisName, ...] = ("preemption", "logprob_mode", "eager_graph", "ranks", "restart")
+"""Axes that may start another engine."""
 STEADY = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "VLLM_CPU_ATTN_SPLIT_KV": "0"}
 """With these the CPU engine is equal to itself (docs/exact-zero.md)."""
 FAST = Workload(prompts=16, prompt_tokens=(3, 200), new_tokens=16)
@@ -96,7 +99,9 @@ def run_regression(request: GateRequest, job: Job) -> Result:
             f"required axis {missing[0]!r}", "not among the axes to run", "add it to them, or leave both out"
         )
     asked = tuple(name for name in asked if name not in done)
-    with Sides(job, experiment) as sides:
+    with ExitStack() as ending:
+        sides = ending.enter_context(Sides(job, experiment))
+        ending.callback(job.drop_prepared)
         source = obtain(sides, request.rollout) if before is None else _again(before)
         if not bool(source.data.valid_N.any()):
             raise UserError("the rollout", "no valid token: nothing could be compared", "check its mask")
@@ -155,7 +160,8 @@ def _engine(bench: Bench, asked: list[AxisName]) -> dict[AxisName, Tried]:
     bench.plain["rollout"], _ = bench.sides.score("rollout", bench.source.folder)
     switchable = process_axes.switchable(bench)
     tried: dict[AxisName, Tried] = {}
-    for name in asked:
+    for i, name in enumerate(asked):
+        _ahead(bench, asked[i:], switchable)
         tried[name] = _timed(bench, name, ENGINE[name])
         if name == "batch" and not switchable and tried[name].compared:
             engine_axes.batch_by_flip(bench, tried[name])
@@ -167,6 +173,18 @@ def _engine(bench: Bench, asked: list[AxisName]) -> dict[AxisName, Tried]:
         for one in shared:
             one.seconds += (time.monotonic() - begun) / len(shared)
     return tried
+
+
+def _ahead(bench: Bench, left: Sequence[AxisName], switchable: bool) -> None:
+    """Let the processes that later axes need load their libraries while this one runs."""
+    experiment, job = bench.sides.experiment, bench.sides.job
+    if experiment.rollout.side == "vllm":
+        if any(name in ANEW for name in left):
+            job.prepare("rollout", experiment)
+        if switchable and left[0] == "restart":
+            job.prepare("rollout", experiment, env=process_axes.SWITCH)
+    if len(left) == 1 and experiment.trainer.side == "transformers":
+        job.prepare("trainer", experiment)
 
 
 def _trainer(bench: Bench, asked: list[AxisName]) -> dict[AxisName, Tried]:

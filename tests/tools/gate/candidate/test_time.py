@@ -52,7 +52,7 @@ def test_a_claim_that_holds_in_every_sample_is_green_and_one_that_holds_in_none_
 
 
 def test_where_the_noise_reaches_over_the_claim_there_is_no_verdict(timed: Any) -> None:
-    with pytest.raises(CannotRunError, match="no verdict: claims 1.000"):
+    with pytest.raises(CannotRunError, match=r"no verdict: claims 1\.000"):
         timed([0.8, 1.0, 3.0], [0.9, 1.0, 1.1], 1.0)
 
 

@@ -201,7 +201,7 @@ def test_only_the_content_of_a_batch_matters() -> None:
     from samebits.tools.gate.regression.company import companies
     from samebits.tools.sides.protocol import RolloutData, Sequence
 
-    sequences = [Sequence([1] * n, [2, 3]) for n in (3, 9, 4, 5)]
+    sequences = [Sequence(list(range(n)), [2, 3]) for n in (3, 9, 4, 5)]
     data = RolloutData(sequences, torch.zeros(8), torch.ones(8, dtype=torch.bool))
     contents = [[s.prompt for s in one.data.sequences[1::2]] for one in companies(data)]
     assert len({json.dumps(content) for content in contents}) == 3
