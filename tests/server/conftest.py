@@ -110,6 +110,10 @@ elif do == "read":
     model = request["experiment"]["rollout"]["model"]
     places = [os.path.join(place, name) for place, _, names in os.walk(model) for name in names]
     answer(rows=[dict(path=os.path.relpath(path, model), text=open(path).read()) for path in sorted(places)])
+elif do == "until":
+    while not os.path.exists(folder + "/go"):
+        time.sleep(0.02)
+    answer()
 elif do == "torn":
     open(folder + "/result.json", "w").write('{{"state": "succeeded", "res')
 else:

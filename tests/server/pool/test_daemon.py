@@ -50,13 +50,14 @@ async def test_a_job_of_the_daemon_outlives_the_server_that_asked_for_it(
 ) -> None:
     daemon()
     pool = client(tmp_path, spool)
-    job = pool.submit(asked("sleep", 1.5))
+    job = pool.submit(asked("until"))
     eventually(lambda: runs(pool, job))
     assert pool.entries == {}
     await pool.close()
     pool.index.close()
     later = client(tmp_path, spool)
     assert state(later, job) == "running"
+    (later.index.folder(job) / "go").touch()
     await later.wait(job, 20)
     assert state(later, job) == "succeeded"
     eventually(lambda: spool.names() == [])
@@ -79,7 +80,7 @@ async def test_a_killed_daemon_loses_no_job_and_its_next_start_takes_them_up(
 ) -> None:
     first = daemon()
     pool = client(tmp_path, spool)
-    jobs = [pool.submit(asked("sleep", seconds)) for seconds in (2.5, 0, 0)]
+    jobs = [pool.submit(asked(do)) for do in ("until", "sleep", "sleep")]
     eventually(lambda: runs(pool, jobs[0]))
     first.kill()
     first.wait()
@@ -88,6 +89,7 @@ async def test_a_killed_daemon_loses_no_job_and_its_next_start_takes_them_up(
     assert "samebits pool serve" in pool.waiting_for(jobs[1])
     daemon()
     assert [state(pool, job) for job in jobs] == ["running", "queued", "queued"], "its slot is still taken"
+    (pool.index.folder(jobs[0]) / "go").touch()
     for job in jobs:
         await pool.wait(job, 20)
     assert [state(pool, job) for job in jobs] == ["succeeded"] * 3
@@ -101,10 +103,11 @@ async def test_what_ended_while_no_daemon_ran_is_not_run_again(
 ) -> None:
     first = daemon()
     pool = client(tmp_path, spool)
-    done, lost = pool.submit(asked("sleep", 0.7)), pool.submit(asked("sleep", 60))
+    done, lost = pool.submit(asked("until")), pool.submit(asked("sleep", 60))
     eventually(lambda: runs(pool, done))
     first.kill()
     first.wait()
+    (pool.index.folder(done) / "go").touch()
     await pool.wait(done, 20)
     daemon()
     eventually(lambda: runs(pool, lost))
