@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from samebits.tools.job.job import device_of
 from samebits.tools.report import rl as pages
 from samebits.tools.rl.child import ENDED, PLAN, SIDES, Plan
-from samebits.tools.schema.artifacts.rl import Broken, Ended, Refused, RlReport, Run, StepLine
+from samebits.tools.schema.artifacts.rl import Broken, Done, Ended, Refused, RlReport, Run, StepLine
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import RlRequest
 from samebits.tools.schema.results import Result
@@ -112,11 +112,8 @@ def run_rl(request: RlRequest, job: Job) -> Result:
     runs: list[Run] = []
     sides: dict[str, tuple[str, ...]] = {}
     for arm in settings.arms:
-        earlier = work.earlier / arm if work.earlier is not None and (work.earlier / arm).is_dir() else None
         lags = settings.lags if request.what == "stale" else (settings.lag,)
-        folder = work.child(
-            "loop", arm, arm=arm, model=str(start), lags=lags, earlier="" if earlier is None else str(earlier)
-        )
+        folder = _arm(work, arm, lags, start)
         runs += [read_run(folder / f"lag-{lag}", arm, lag) for lag in lags]
         sides[arm] = tuple(json.loads((folder / SIDES).read_text(encoding="utf-8")))
     return _answer(work, runs, sides, begun)
@@ -194,6 +191,17 @@ def _start(work: Work) -> Path:
         shutil.copytree(work.earlier / "start", folder)
         return folder / "model"
     return work.child("start", "start") / "model"
+
+
+def _arm(work: Work, arm: Arm, lags: tuple[int, ...], start: Path) -> Path:
+    """Run an arm; taken over where it ended in the earlier run, gone on with where it did not; its folder."""
+    earlier = None if work.earlier is None else work.earlier / arm
+    if earlier is None or not earlier.is_dir():
+        return work.child("loop", arm, arm=arm, model=str(start), lags=lags)
+    ended = earlier / ENDED
+    if ended.is_file() and isinstance(Ended.model_validate_json(ended.read_text(encoding="utf-8")).how, Done):
+        return Path(shutil.copytree(earlier, work.job.folder / arm))
+    return work.child("loop", arm, arm=arm, model=str(start), lags=lags, earlier=str(earlier))
 
 
 def read_run(folder: Path, arm: Arm, lag: int) -> Run:

@@ -61,6 +61,24 @@ def test_only_the_same_experiment_can_be_resumed(tmp_path: Path) -> None:
         verb._earlier(same)
 
 
+def test_an_arm_that_ended_is_taken_over_and_one_that_did_not_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arm in ("stock", "exact"):
+        (tmp_path / "before" / arm).mkdir(parents=True)
+    (tmp_path / "before/stock" / ENDED).write_text(Ended(how=Done()).model_dump_json())
+    (tmp_path / "now").mkdir()
+    asked = request()
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(verb.Work, "child", lambda _self, part, name, **more: started.append(more) or Path(name))
+    work = verb.Work(asked, asked.experiment, Job(tmp_path / "now"), "cpu", "vllm", tmp_path / "before")
+    assert verb._arm(work, "stock", (0,), tmp_path) == tmp_path / "now/stock"
+    assert (tmp_path / "now/stock" / ENDED).is_file()
+    assert started == []
+    verb._arm(work, "exact", (0,), tmp_path)
+    assert [more["earlier"] for more in started] == [str(tmp_path / "before/exact")]
+
+
 def test_how_a_child_ended_is_told_apart(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     with pytest.raises(SideDied, match="exact side was killed by signal 9; go on from its last checkpoint"):
