@@ -293,3 +293,17 @@ async def test_the_prompts_name_the_experiment_and_only_tools_that_exist(era: st
             assert (
                 set(re.findall(r"\b[a-z]+_(?:setup|gap|activations|ops|repro|kernel|regression|job)\b", text)) <= TOOLS
             )
+
+
+@pytest.mark.parametrize("setting", ["auto", "required"])
+async def test_the_projects_file_and_no_argument_says_whether_candidates_need_a_sandbox(
+    setting: str, connected: Any, project: Path
+) -> None:
+    file = project / "samebits.toml"
+    file.write_text(file.read_text() + f'[gate]\nsandbox = "{setting}"\n')
+    async with connected() as client:
+        schema = {tool.name: tool.input_schema for tool in (await client.list_tools()).tools}["build_kernel"]
+        assert "sandbox" not in schema["properties"]
+        await client.call_tool("build_kernel", {"candidate": "rms_norm"})
+    (request,) = (json.loads(path.read_text()) for path in project.glob(".samebits/jobs/*/request.json"))
+    assert (request["kind"], request["sandbox"]) == ("build", setting)

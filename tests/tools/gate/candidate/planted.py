@@ -109,6 +109,7 @@ FAULTS = {
         "    total = total_of(s)\n",
         "    import subprocess\n    subprocess.Popen(['sleep', '600'])\n    total = total_of(s)\n",
         "left 1 process behind",
+        slow=True,
     ),
     "masks neighbours with zeros": Fault(
         "rows",
