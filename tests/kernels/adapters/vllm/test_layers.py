@@ -1,0 +1,149 @@
+"""The hook table, the layers and the samplers, without an engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.ops.logprob.op import logprob
+from samebits.kernels.ops.ran import counts
+
+pytestmark = pytest.mark.vllm
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.int32)
+
+
+def test_every_hook_is_there_and_a_moved_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from samebits.kernels.adapters.vllm import hooks
+
+    hooks.check()
+    place = ("vllm.v1.sample.sampler", "Sampler.gather_logprobs")
+    monkeypatch.setitem(hooks.COMMON, place, ("logits", "count"))
+    with pytest.raises(PatchError, match=r"Sampler.gather_logprobs: takes \(logprobs, num_logprobs\)"):
+        hooks.check()
+    monkeypatch.setitem(hooks.COMMON, place, hooks.COMMON[place])
+    monkeypatch.setattr(hooks, "COMMON", {("vllm.v1.sample.sampler", "Sampler.gone"): ()})
+    with pytest.raises(PatchError, match=r"Sampler.gone: is not there"):
+        hooks.check()
+    monkeypatch.setattr(hooks, "COMMON", {})
+    monkeypatch.setattr(hooks, "METADATA", ("query_start_loc", "gone"))
+    with pytest.raises(PatchError, match=r"CPUAttentionMetadata.gone"):
+        hooks.check()
+
+
+def test_a_layer_registered_with_vllm_would_not_run_where_a_turned_one_does() -> None:
+    """vLLM compiles with custom ops off, so an out-of-tree class runs its parent's forward_native."""
+    from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+    from vllm.model_executor.custom_op import CustomOp, op_registry_oot
+    from vllm.model_executor.layers.layernorm import RMSNorm
+
+    from samebits.kernels.adapters.vllm.layers import SamebitsRMSNorm
+
+    config = VllmConfig(compilation_config=CompilationConfig(custom_ops=["none"]))
+    with set_current_vllm_config(config):
+
+        class Registered(RMSNorm):
+            def forward_cpu(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+                raise AssertionError("never called")
+
+        CustomOp.register_oot(Registered, name="RMSNorm")
+        try:
+            trap: Any = RMSNorm(64)
+        finally:
+            del op_registry_oot["RMSNorm"]
+        ours: Any = RMSNorm(64)
+    assert type(trap) is Registered
+    x = torch.randn(3, 64)
+    before = counts().get("rms_norm", 0)
+    trap(x)
+    ours(x)
+    assert counts().get("rms_norm", 0) == before
+    ours.__class__ = SamebitsRMSNorm
+    ours(x)
+    assert counts()["rms_norm"] == before + 1
+
+
+def test_columns_of_logprobs_are_those_of_the_operator_whatever_the_dtype_of_the_logits() -> None:
+    from samebits.kernels.adapters.vllm.sampling import token_logprobs
+
+    logits = (torch.randn(5, 300) * 4).bfloat16()
+    ids = torch.randint(0, 300, (5, 3))
+    found = token_logprobs(logits, ids)
+    assert found.shape == (5, 3)
+    for column in range(3):
+        assert torch.equal(bits(found[:, column]), bits(logprob(logits.float(), ids[:, column])))
+
+
+def test_a_temperature_is_divided_as_the_operator_divides_it() -> None:
+    from samebits.kernels.adapters.vllm.sampling import divide, token_logprobs
+
+    logits, ids = (torch.randn(4, 300) * 4).bfloat16(), torch.randint(0, 300, (4, 1))
+    given = torch.tensor([0.7, 0.0, 1.0, 1.3])
+    states = SimpleNamespace(temperature=SimpleNamespace(np=given.numpy(), gpu=given))
+    scaled = logits.float()
+    divide(states, scaled, torch.arange(4), torch.arange(4).numpy())
+    plain = torch.where(given == 0, 1.0, given)
+    assert torch.equal(bits(token_logprobs(scaled, ids)[:, 0]), bits(logprob(logits, ids[:, 0], plain)))
+
+
+def test_a_cache_of_another_shape_is_refused_and_strides_are_taken_as_they_are() -> None:
+    from samebits.kernels.adapters.vllm.attention import split
+
+    packed = torch.arange(2 * 4 * 3 * 16).view(2, 4, 3, 16)  # pages, slots, heads, keys before values
+    keys, values = split(packed.permute(0, 2, 1, 3), 8)
+    assert keys.data_ptr() == packed.data_ptr(), "a copy of the cache"
+    assert torch.equal(keys, packed[..., :8])
+    assert torch.equal(values, packed[..., 8:])
+    with pytest.raises(PatchError, match=r"KV cache of shape \(2, 2, 4, 3, 8\)"):
+        split(torch.zeros(2, 2, 4, 3, 8), 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size = 2"),
+        ({"cache_dtype": "fp8"}, "kv_cache_dtype = 'fp8'"),
+        ({"lora_config": "some"}, "lora_config"),
+        ({"speculative_config": "some"}, "speculative_config"),
+        ({"head_dtype": torch.float32}, "head_dtype"),
+        ({"additional_config": {}}, "samebits_kernels"),
+    ],
+)
+def test_settings_that_are_not_covered_are_refused_before_the_model_is_loaded(
+    change: dict[str, Any], word: str
+) -> None:
+    from samebits.kernels.adapters.vllm import switch
+    from samebits.kernels.adapters.vllm.install import check
+
+    held: dict[str, Any] = {
+        "tensor_parallel_size": 1,
+        "cache_dtype": "auto",
+        "lora_config": None,
+        "speculative_config": None,
+        "head_dtype": torch.bfloat16,
+        "additional_config": switch.with_key({}),
+    }
+
+    def config(values: dict[str, Any]) -> Any:
+        return SimpleNamespace(
+            additional_config=values["additional_config"],
+            parallel_config=SimpleNamespace(
+                tensor_parallel_size=values["tensor_parallel_size"], pipeline_parallel_size=1
+            ),
+            cache_config=SimpleNamespace(cache_dtype=values["cache_dtype"]),
+            model_config=SimpleNamespace(dtype=torch.bfloat16, head_dtype=values["head_dtype"]),
+            quant_config=None,
+            speculative_config=values["speculative_config"],
+            lora_config=values["lora_config"],
+            device_config=SimpleNamespace(device_type="cpu"),
+        )
+
+    check(config(held))
+    with pytest.raises(PatchError, match=word):
+        check(config(held | change))
