@@ -78,6 +78,22 @@ def test_red_exits_1_and_writes_no_lock(place: Path) -> None:
     assert not (place / "red.lock").exists()
 
 
+def test_pieces_merge_and_two_reports_stand_side_by_side(place: Path) -> None:
+    one = gate("--axes", "trainer_repeat", "--out", "one", cwd=place)
+    two = gate("--axes", "micro_batch,batch", "--resume", "one", "--out", "two", "--json", cwd=place)
+    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
+    rows = {row["axis"]: row["outcome"] for row in json.loads(two.stdout)["result"]["rows"]}
+    assert rows == {"batch": "not run", "trainer_repeat": "exact", "micro_batch": "not run"}
+    same = gate("--compare", "one", "two", "--out", "page.html", cwd=place)
+    assert same.returncode == 0, same.stderr
+    assert "nothing got worse" in (place / "page.html").read_text(encoding="utf-8")
+    back = gate("--compare", "two", "one", "--json", cwd=place)
+    assert (back.returncode, json.loads(back.stdout)["verdict"]) == (1, "differs")
+    none = gate("--compare", "one", "nowhere", cwd=place)
+    assert none.returncode == 2
+    assert "nowhere: no regression artifact here" in none.stderr
+
+
 def test_without_a_verdict_it_exits_2_and_junit_holds_one_error(place: Path) -> None:
     done = gate("--axes", "bach", "--junit", "none.xml", "--lock", "none.lock", "--out", "none", cwd=place)
     assert done.returncode == 2

@@ -118,13 +118,13 @@ def filled(data: RolloutData, size: int) -> Company:
         else Sequence(tokens[place % 7 : place % 7 + FILLER], tokens[place % 5 : place % 5 + last])
         for place in range(size)
     )
-    return arranged(data, f"in a batch of {size}", order)
+    return arranged(data, f"all in flight against the same in a batch of {size}", order)
 
 
 def turned(data: RolloutData, by: int) -> Company:
     """The sequences with the first `by` of them behind the others."""
     count = len(data.sequences)
-    return arranged(data, f"each {by} places earlier", ((i + by) % count for i in range(count)))
+    return arranged(data, f"all in flight against each {by} places earlier", ((i + by) % count for i in range(count)))
 
 
 def _starts(sequences: list[Sequence]) -> list[int]:

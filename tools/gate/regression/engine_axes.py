@@ -57,7 +57,7 @@ def batch(bench: Bench) -> Tried:
             how = How(concurrency=size)
             bench.against_plain(tried, "rollout", Variant(how, f"all in flight against {size} at a time", "", company))
         elif (most := _most(bench)) is not None and size > most:
-            tried.skipped.append(f"in a batch of {size}: this engine runs {most} sequences at most (max_num_seqs)")
+            tried.skipped.append(f"a batch of {size}: this engine runs {most} sequences at most (max_num_seqs)")
         else:
             bench.among(tried, filled(bench.data, size), least=size)
     return tried

@@ -123,7 +123,8 @@ def run_regression(request: GateRequest, job: Job) -> Result:
 
 def _again(before: pieces.Earlier) -> Source:
     data = rollout_store.read(before.rollout)
-    return Source(before.rollout, data, f"that of {before.folder}", before.rollout.name == "rollout", True)
+    report = before.report
+    return Source(before.rollout, data, f"that of {before.folder}", report.generated, report.engine)
 
 
 def _experiment(request: GateRequest, job: Job) -> Experiment:

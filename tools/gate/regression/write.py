@@ -60,6 +60,8 @@ def write(run: Run) -> tuple[RegressionReport, str]:
             role: (*(f"{key}: {value}" for key, value in done.facts.items()), *done.lines)
             for role, done in sides.described.items()
         },
+        engine=bench.source.engine,
+        generated=bench.source.generated,
         subject=run.subject,
         seconds=run.seconds + (run.before.report.seconds if run.before is not None else 0.0),
         made_from={"rollout": artifact.identity(bench.source.folder)}

@@ -218,6 +218,10 @@ class RegressionReport(Manifest):
     min_tokens: int
     sides: dict[str, tuple[str, ...]]
     """What really ran, by role."""
+    engine: bool = True
+    """The rollout side could be asked; False: the rollout is a file of rows."""
+    generated: bool = False
+    """The rollout was sampled by this gate, or by an earlier piece of it."""
     subject: str = ""
     """sha256 of what was gated: settings of the sides, workload, weights, machine, packages, kernels. Pieces of a gate
     merge where this and the rollout are equal."""

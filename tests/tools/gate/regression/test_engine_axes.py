@@ -72,7 +72,7 @@ def test_batch_asks_for_every_size_and_three_kinds_of_neighbours(tmp_path: Path)
     tried = engine_axes.batch(made)
     assert [how.concurrency for how in made.sides.asked] == [1, 2, 8, *[None] * 4]  # type: ignore[attr-defined]
     assert [way.stats.tokens for way in tried.compared] == [72, 72, 72, 40, 40, 40, 72]
-    assert tried.compared[-1].words == "in a batch of 64"
+    assert tried.compared[-1].words == "all in flight against the same in a batch of 64"
     assert all(way.stats.exact for way in tried.compared)
 
 
