@@ -43,11 +43,11 @@ def adopted() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
-    """opened(kind, **limits): a process with the hostile candidate, loaded."""
+    """opened(kind, **limits): a process with the hostile candidate, loaded; "": in the strongest kind there is."""
     links: list[Link] = []
     own = below(os.getpid())
 
-    def one(kind: str = "bubblewrap", **limits: Any) -> Link:
+    def one(kind: str = "", **limits: Any) -> Link:
         folder = tmp_path_factory.mktemp("private")
         (folder / "build").mkdir()
         job = {"operator": "rms_norm", "device": "cpu", "interpreted": False, "inside": str(HOSTILE)}
@@ -56,7 +56,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
             patch.setenv("SAMEBITS_TEST_TOKEN", "planted")
             given = Limits(**{"memory_bytes": 4 << 30} | limits)
             link = start(job, view_of(folder, (HOSTILE,)), given, folder.parent / f"{folder.name}.txt", {})
-        assert link.box.kind == kind, link.box.why
+        assert kind in ("", link.box.kind), link.box.why
         links.append(link)
         link.deadline, link.limit_s = time.monotonic() + 120, 120
         link.ask("load", "does not build")
@@ -146,7 +146,7 @@ def test_without_a_sandbox_every_attempt_succeeds_and_the_box_says_so(opened: Op
     assert "planted" not in do(link, "environment").values(), "secrets stay out in any case"
 
 
-@pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["", pytest.param("none", marks=pytest.mark.slow)])
 def test_processes_left_behind_are_seen_and_ended(kind: str, opened: Opened) -> None:
     link = opened(kind)
     do(link, "benign")
