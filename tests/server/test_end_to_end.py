@@ -76,6 +76,18 @@ def person() -> ModuleType:
     return module
 
 
+@pytest.fixture
+def someone() -> ModuleType:
+    """The person; where no browser is they cannot be, which is said, and fails where a browser is required."""
+    found = person()
+    browser = found.helper("browser")
+    if browser.chromium() is None:
+        if browser.required():
+            pytest.fail("no chromium, and CI or SAMEBITS_REQUIRE_BROWSER=1 asks for it")
+        pytest.skip("not run: no chromium")
+    return found
+
+
 def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
@@ -176,7 +188,7 @@ async def built(agent: Agent, repository: Path) -> str:
     return str(green["ids"]["candidate_gate"])
 
 
-async def approved(agent: Agent, repository: Path, repro: str, gate: str) -> str:
+async def approved(agent: Agent, repository: Path, someone: ModuleType, repro: str, gate: str) -> str:
     """The branch of an approved proposal."""
     made = await agent.call(
         "propose_change", candidate="kernels/turn", gate=gate, repro=repro, sides="trainer", why="Rotary rounds once."
@@ -188,8 +200,8 @@ async def approved(agent: Agent, repository: Path, repro: str, gate: str) -> str
     patch = re.findall(r"patch sha256 ([0-9a-f]{64})", made["summary"])[0]
     assert "not reviewed" in await agent.refused("apply_change", proposal=proposal, patch=patch)
     assert git(repository, "branch", "--format=%(refname:short)").split() == ["main"]
-    with person().Person(repository) as someone:
-        someone.decide_on_page(proposal, "approved", "one rounding, as the engine")
+    with someone.Person(repository) as at_the_terminal:
+        at_the_terminal.decide_on_page(proposal, "approved", "one rounding, as the engine")
     assert "not" in await agent.refused("apply_change", proposal=proposal, patch="0" * 64)
     applied = await agent.call("apply_change", proposal=proposal, patch=patch, branch="samebits/turn")
     assert applied["verdict"] == "done"
@@ -198,11 +210,13 @@ async def approved(agent: Agent, repository: Path, repro: str, gate: str) -> str
 
 
 @pytest.mark.timeout(1800)  # under 4 minutes on a quiet machine
-async def test_from_a_gap_to_an_approved_kernel_that_the_gate_finds_exact(repository: Path) -> None:
+async def test_from_a_gap_to_an_approved_kernel_that_the_gate_finds_exact(
+    repository: Path, someone: ModuleType
+) -> None:
     async with Client(serving(repository), mode="legacy") as client:
         agent = Agent(client)
         repro = await found(agent, repository)
-        branch = await approved(agent, repository, repro, await built(agent, repository))
+        branch = await approved(agent, repository, someone, repro, await built(agent, repository))
         git(repository, "worktree", "add", "-q", "../branch", branch)
         config = str(repository.parent / "branch/samebits.toml")
         assert 'kernels = ["kernels/turn"]' in Path(config).read_text()
