@@ -52,7 +52,7 @@ SILENT = (
 """Those of them that change none."""
 ITSELF = {"none", "vllm"}
 """Tables that mean the same under an engine: its own operators."""
-ENGINE_ALONE = ("VLLM_CPU_ATTN_SPLIT_KV", "VLLM_USE_FLASHINFER_SAMPLER")
+ENGINE_ALONE = ("VLLM_CPU_ATTN_SPLIT_KV", "VLLM_USE_FLASHINFER_SAMPLER", "SAMEBITS_KERNELS")
 """Those that no operator of a trainer reads."""
 
 

@@ -33,7 +33,7 @@ class Settings:
 
 
 # The engine stays in the process that made it: weights are pushed to it by reference, and one process is hooked.
-_HERE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+_HERE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 _EAGER: Values = {"enforce_eager": True, "logprobs_mode": "processed_logprobs"}
 _CONVENIENT: Values = {"skip_tokenizer_init": True, "seed": 0}
 SETTINGS: dict[tuple[str, str], Settings | str] = {
@@ -44,9 +44,7 @@ SETTINGS: dict[tuple[str, str], Settings | str] = {
         # Gibibytes; without it the engine asks for nearly all memory of the machine.
         {"VLLM_CPU_KVCACHE_SPACE": "1"},
     ),
-    ("cuda", "vllm"): Settings(
-        _HERE | {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}, _EAGER, _CONVENIENT
-    ),
+    ("cuda", "vllm"): Settings(_HERE | {"VLLM_BATCH_INVARIANT": "1"}, _EAGER, _CONVENIENT),
     # A module with SETTINGS, of the adapter that puts the library's own operators under the engine.
     ("cuda", "samebits"): "samebits.kernels.adapters.samebits_engine",
 }

@@ -191,6 +191,22 @@ def test_the_adapters_take_the_lock_of_a_green_gate_and_refuse_it_elsewhere(
         proved.compare("trainer", asked | {"kernels": "vllm"}, path, False)
 
 
+def test_the_gates_environment_is_that_of_the_public_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from samebits.kernels.adapters import proved, settings
+    from samebits.tools.demo.verb import experiment_for
+    from samebits.tools.gate.regression import subject
+
+    for name in ("VLLM_CPU_ATTN_SPLIT_KV", "ONEDNN_MAX_CPU_ISA", "VLLM_USE_FLASHINFER_SAMPLER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    gate = subject.fingerprints(experiment_for(tmp_path, "cpu", verb.STEADY, kernels="vllm"))
+    own = {"OMP_NUM_THREADS": "1"}
+    settings.put(settings.find("cpu", "vllm")[2], own)
+    for role in ("rollout", "trainer"):
+        assert gate[role] == proved.fingerprint(role, own)
+        assert gate[role] != proved.fingerprint(role, own | {"ONEDNN_MAX_CPU_ISA": "AVX2"})
+
+
 def test_a_layout_that_changes_bits_is_red(gated: Callable[..., Any]) -> None:
     result, report = gated(trainer={"options": {"fault": "company"}, "micro_batch": 4}, axes=("layout",))
     assert report.axes[0].outcome.status == "differs"
