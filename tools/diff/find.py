@@ -76,6 +76,10 @@ def find(asker: Asker, rollout: Taps, anchors: list[Anchor], plan: CapturePlan) 
     natural = asker.score("trainer", "stored", plan).taps
     pairs = pair_taps(rollout, natural, anchors)
     forced = asker.score("trainer", "forced", plan, put_right(pairs, rollout)).taps
+    late = _late(pairs, pair_taps(rollout, forced, anchors))
+    if late:
+        pairs = sorted(pairs + late, key=lambda pair: natural.tap(str(pair.trainer)).order)
+        forced = asker.score("trainer", "forced", plan, put_right(pairs, rollout)).taps
     suspects = _differing(pairs, rollout, forced)
     found = Found(pairs, suspects, natural, forced, None, compared=len(pairs))
     containers = tuple(
@@ -87,6 +91,13 @@ def find(asker: Asker, rollout: Taps, anchors: list[Anchor], plan: CapturePlan) 
     found.not_compared = [str(tap.site) for tap in natural.manifest.taps if str(tap.site) not in paired]
     found.not_compared += list(natural.manifest.untapped)
     return found
+
+
+def _late(known: list[Pair], again: list[Pair]) -> list[Pair]:
+    """Pairs that show only when what comes before them is put right: a token that went to another expert leaves two
+    values that are too far apart to be told as one quantity."""
+    ours, theirs = {str(pair.rollout) for pair in known}, {str(pair.trainer) for pair in known}
+    return [pair for pair in again if str(pair.trainer) not in theirs and str(pair.rollout) not in ours]
 
 
 def _differing(pairs: list[Pair], rollout: Taps, forced: Taps) -> list[Suspect]:

@@ -43,13 +43,17 @@ class Model:
 
     def weight(self, module: str, name: str = "weight") -> torch.Tensor:
         """A weight as stored; the embedding stands in for a tied head."""
-        from safetensors import safe_open
-
         full = f"{module}.{name}"
         if full not in self.files and module == "lm_head":
             full = next((key for key in self.files if key.endswith("embed_tokens.weight")), full)
         if full not in self.files:
             raise Missing(f"no weight {full} in {self.folder}")
+        return self.tensor(full)
+
+    def tensor(self, full: str) -> torch.Tensor:
+        """A tensor by its checkpoint name, one of `files`."""
+        from safetensors import safe_open
+
         with safe_open(self.files[full], "pt") as file:
             value: torch.Tensor = file.get_tensor(full)
         return value

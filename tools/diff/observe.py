@@ -13,6 +13,7 @@ import torch
 from samebits.tools.align.taps import common_rows, producer
 from samebits.tools.diff.causes.observation import Observation
 from samebits.tools.diff.model_folder import Missing, Model
+from samebits.tools.diff.observe_experts import observe_experts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,6 +203,14 @@ def _activation(case: Case) -> Observation:
     )
 
 
+def _residual(case: Case) -> Observation:
+    """A norm with a residual hands out the sum of its two inputs."""
+    x, residual = (case.values(f"{case.module}:in{number}") for number in range(2))
+    if case.ours.shape != x.shape or x.shape != residual.shape:
+        raise Missing(f"two inputs of {case.module} as wide as its sum")
+    return Observation("residual", {"x": x, "residual": residual}, case.ours, case.theirs, position=case.position_T)
+
+
 BUILDERS: dict[str, Callable[[Case], Observation]] = {
     "norm": _norm,
     "linear": _linear,
@@ -209,4 +218,6 @@ BUILDERS: dict[str, Callable[[Case], Observation]] = {
     "attention": _attention,
     "logprob": _logprob,
     "activation": _activation,
+    "residual": _residual,
+    "experts": observe_experts,
 }

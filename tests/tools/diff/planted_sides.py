@@ -35,6 +35,19 @@ def linear_in_two_parts(self: Any, x_BLK: torch.Tensor) -> torch.Tensor:
     return first + second
 
 
+def experts_weighted_in_float32(
+    self: Any, hidden_TH: torch.Tensor, index_Tk: torch.Tensor, weights_Tk: torch.Tensor
+) -> torch.Tensor:
+    """Experts whose results are weighted in float32 (stock: and rounded again)."""
+    part_TkH = torch.zeros(*index_Tk.shape, hidden_TH.shape[1])
+    for number in torch.unique(index_Tk).tolist():
+        row, slot = torch.where(index_Tk == number)
+        gate, up = functional.linear(hidden_TH[row], self.gate_up_proj[number]).chunk(2, -1)
+        result = functional.linear(functional.silu(gate) * up, self.down_proj[number])
+        part_TkH[row, slot] = result.float() * weights_Tk[row, slot, None].float()
+    return part_TkH.sum(1).to(hidden_TH.dtype)
+
+
 class Merged(nn.Module):
     """q, k and v as one linear, as an engine has them; stands at q's place and hands the parts out."""
 
@@ -83,6 +96,8 @@ def plant(model: Any, fault: str) -> None:
         module.forward = types.MethodType(linear_in_two_parts, module)
     elif kind == "merged":
         merge_qkv(layer.self_attn)
+    elif kind == "experts":
+        layer.mlp.experts.forward = types.MethodType(experts_weighted_in_float32, layer.mlp.experts)
     elif kind == "weight":
         layer.mlp.down_proj.weight.data[3] *= 2
     else:

@@ -92,6 +92,15 @@ def test_a_merged_projection_is_paired_by_its_weights_and_not_blamed(
     assert "model.layers.0.self_attn.qkv_proj" in alignment
 
 
+def test_planted_experts_are_named_with_their_router_in_sight(models: Callable[..., Path], tmp_path: Path) -> None:
+    _, found = diffed(models("qwen3_moe", "bfloat16"), tmp_path, "experts:0")
+    assert [item.kind for item in found.work] == ["experts"]
+    assert found.work[0].trainer[0].module == "model.layers.0.mlp.experts"
+    assert found.work[0].cause.name == "cast", found.work[0].cause.why
+    assert "rollout: each expert's result is rounded, then weighted;" in found.work[0].cause.why
+    assert found.unexplained.exact
+
+
 def test_the_logprob_formula_is_an_operator_too(models: Callable[..., Path], tmp_path: Path) -> None:
     _, found = diffed(models(dtype="bfloat16"), tmp_path, "", trainer={"logprob": "logsumexp"})
     assert [item.kind for item in found.work] == ["logprob"]

@@ -144,7 +144,7 @@ def experts_kernels(seen: Observation) -> tuple[dict[str, str], ...]:
     fused = {"combine": "slot", "sum": "fma", "result": "f32", "hidden": "last", "exponent": "quintic"}
     stock = {"result": "weighted_rounded", "product": "dtype"}
     ours = [fused | {"product": "ascending"}, fused | {"product": "tiles"}]
-    theirs = [stock | {"combine": "slot"}, stock | {"sum": "rounded"}]
+    theirs = [stock, stock | {"combine": "slot"}, stock | {"sum": "rounded"}]
     if seen.has("logits"):
         late = {"order": "topk_first", "precision": "dtype"}
         ours = [late | pick for pick in ours]
