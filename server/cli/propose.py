@@ -27,14 +27,14 @@ def propose(
         Path | None, typer.Option(help="What `samebits minimize` made: the repro this kernel answers.")
     ] = None,
     config: Annotated[Path, typer.Option("--config", "-c", help="Experiment file, or its folder.")] = Path(),
-    sides: Annotated[str, typer.Option(help="Whose kernels line names it: both, rollout or trainer.")] = "both",
+    sides: Annotated[str, typer.Option(help="Whose kernels line names it: trainer, rollout or both.")] = "trainer",
     why: Annotated[str, typer.Option(help="A few words to the reviewer.")] = "",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Make a patch of a candidate that passed its gate, with its evidence, for a person to review."""
     if sides not in SIDES:
-        raise UserError(f"--sides {sides}", "not a choice", "say both, rollout or trainer")
+        raise UserError(f"--sides {sides}", "not a choice", "say trainer, rollout or both")
     request = ProposeRequest.model_validate(
         {
             "candidate": str(candidate.absolute()),

@@ -40,7 +40,7 @@ async def propose_change(
     repro: Annotated[str, Field(description="id of the repro it answers")] = "",
     why: Annotated[str, Field(max_length=4000)] = "",
     config: str = ".",
-    sides: Literal["both", "rollout", "trainer"] = "both",
+    sides: Literal["trainer", "rollout", "both"] = "trainer",
 ) -> Answer:
     """Patch (candidate, kernels line of samebits.toml) with its evidence, for a person to review."""
     app = app_of(ctx)

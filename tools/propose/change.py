@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.tools.propose.git import GitError, Repository, repository_of
-from samebits.tools.propose.kernels_line import with_candidate
+from samebits.tools.propose.kernels_line import parsed, with_candidate
 from samebits.tools.schema.artifacts.proposal import ProposedFile
 from samebits.tools.schema.errors import UserError
 
@@ -63,6 +63,7 @@ def change_of(candidate: Candidate, config: Path, sides: Sequence[str]) -> Chang
     committed = repository.blob(base, names[2])
     if committed is None:
         raise UserError(str(config), "not committed", "commit it first: the proposal changes its `kernels` line")
+    check_sides(text_of(committed[1], config), sides, names[2])
     named = os.path.relpath(folder, config.parent)
     files[names[2]] = with_candidate(text_of(committed[1], config), sides, named, names[2]).encode()
     check_clean(repository, {name: (base, files[name]) for name in names})
@@ -92,6 +93,21 @@ def change_of(candidate: Candidate, config: Path, sides: Sequence[str]) -> Chang
         repository, base, subject, base_tree, tree, patch, tuple(listed),
         os.path.dirname(names[0]), names[2], others(folder, candidate.source.name),
     )  # fmt: skip
+
+
+def check_sides(text: str, sides: Sequence[str], what: str) -> None:
+    """Refuse what the sides would refuse at start-up (tools/sides/vllm/kernels.py).
+
+    Raises:
+        UserError: a candidate under a vLLM side.
+    """
+    rollout = parsed(text, what).get("rollout", {})
+    if "rollout" in sides and isinstance(rollout, dict) and rollout.get("side", "vllm") == "vllm":
+        raise UserError(
+            f"{what}: rollout.kernels",
+            "a vLLM side takes no candidate folder",
+            'name the trainer alone (sides trainer); its candidate has the bits of rollout.kernels = "samebits"',
+        )
 
 
 def base_of(repository: Repository) -> tuple[str, str, str]:

@@ -117,7 +117,8 @@ class ProposeRequest(Model):
     """Path of the Repro artifact it answers."""
     config: str
     """Path of samebits.toml, in the same repository."""
-    sides: tuple[Literal["rollout", "trainer"], ...] = ("rollout", "trainer")
+    sides: tuple[Literal["rollout", "trainer"], ...] = ("trainer",)
+    """Whose `kernels` line names the candidate."""
     why: str = Field(default="", max_length=4000)
     roots: tuple[str, ...] = ()
     """Everything read must lie below one of these; (): anywhere."""

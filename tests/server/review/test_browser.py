@@ -131,8 +131,8 @@ def test_all_of_it_works_from_the_keyboard(browser: Any, opened: str, project: P
         browser.press(key)
         seen.append(browser.value(where))
     assert seen == [
-        ["file-1", "added", 0], ["file-2", "added", 0], ["file-3", "added", 3], ["file-3", "changed", 7],
-        ["file-3", "changed", 7], ["file-3", "added", 3],
+        ["file-1", "added", 0], ["file-2", "added", 0], ["file-3", "added", 4], ["file-3", "changed", 8],
+        ["file-3", "changed", 8], ["file-3", "added", 4],
     ]  # fmt: skip
     assert browser.value("getComputedStyle(document.activeElement).outlineStyle") == "solid", "the place is seen"
     browser.press("g")
@@ -170,7 +170,7 @@ def test_no_key_alone_decides(browser: Any, opened: str, project: Path) -> None:
 def test_both_columns_stand_side_by_side_with_numbers_and_marks(browser: Any, opened: str) -> None:
     row = "[...document.querySelectorAll('#file-3 tr.changed')].pop()"
     cells = browser.value(f"[...{row}.cells].map((c) => c.innerText)")
-    assert cells == ["7", 'kernels = "none"  # for now', "8", 'kernels = ["kernels/norm"]  # for now']
+    assert cells == ["8", 'kernels = "none"  # for now', "9", 'kernels = ["kernels/norm"]  # for now']
     left, right = browser.value(f"[1, 3].map((n) => {row}.cells[n].getBoundingClientRect().x)")
     assert right - left > 400
     assert browser.value(f"[...{row}.querySelectorAll('td.del mark')].map((m) => m.innerText).join('')") == "none"

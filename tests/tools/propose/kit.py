@@ -21,7 +21,9 @@ from samebits.tools.schema.results import Result
 from samebits.tools.store import artifact
 
 GOOD = Path(__file__).parents[1] / "gate" / "candidate" / "good"
+SIDES = ("rollout", "trainer")
 TOML = """[rollout]
+side = "transformers"
 model = "model"
 # kernels = "none"             # what samebits puts under this side
 dtype = "float32"
@@ -106,7 +108,12 @@ def propose(project: Path, **changes: Any) -> Path:
     started = job(project, "propose")
     if "gate" not in changes:
         changes["gate"] = str(gate(started.folder / "candidate-gate", candidate))
-    fields = {"candidate": str(candidate), "config": str(project / "samebits.toml"), "why": "One order everywhere."}
+    fields = {
+        "candidate": str(candidate),
+        "config": str(project / "samebits.toml"),
+        "why": "One order everywhere.",
+        "sides": SIDES,
+    }
     run_propose(ProposeRequest.model_validate(fields | changes), started)
     return started.folder / "proposal"
 

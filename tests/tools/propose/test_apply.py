@@ -222,7 +222,7 @@ def test_a_base_commit_that_is_gone_or_another_one_is_refused(kit: Any, project:
     project.rename(real)
     with pytest.raises(UserError, match="the repository is not here"):
         kit.apply(tmp_path / "elsewhere", real / made.relative_to(project))
-    kit.repository(project, "[rollout]\n")
+    kit.repository(project, "[trainer]\n")
     with pytest.raises(UserError, match=r"base commit .* not in"):
         kit.apply(tmp_path / "elsewhere", real / made.relative_to(project))
     assert manifest.branch not in branches(kit, project)

@@ -40,7 +40,7 @@ def test_a_changed_candidate_that_is_committed_and_named_already_is_a_change_of_
     kit: Any, project: Path
 ) -> None:
     (project / "samebits.toml").write_text(
-        '[rollout]\nkernels = ["kernels/norm"]\n[trainer]\nkernels = ["kernels/norm"]\n'
+        '[rollout]\nside = "transformers"\nkernels = ["kernels/norm"]\n[trainer]\nkernels = ["kernels/norm"]\n'
     )
     kit.git(project, "add", ".")
     kit.git(project, "commit", "-qm", "The first form")
@@ -250,3 +250,16 @@ def test_a_red_report_swapped_in_with_new_digests_is_refused_at_opening(kit: Any
     (made / "manifest.json").write_text(swapped.model_dump_json())
     with pytest.raises(UserError, match="its gate is not complete"):
         open_proposal(made)
+
+
+def test_a_candidate_is_not_put_under_a_side_that_refuses_it(kit: Any, tmp_path: Path) -> None:
+    project = kit.repository(tmp_path / "other", '[rollout]\nkernels = "samebits"\n')
+    with pytest.raises(UserError, match=r"a vLLM side takes no candidate folder\. Next: name the trainer alone"):
+        kit.propose(project)
+    manifest = open_proposal(kit.propose(project, sides=("trainer",))).manifest
+    assert manifest.sides == ("trainer",)
+    assert [file.path for file in manifest.paths] == [
+        "kernels/norm/candidate.toml",
+        "kernels/norm/kernel.py",
+        "samebits.toml",
+    ]
