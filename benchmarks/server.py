@@ -5,7 +5,7 @@
 Start is from the process's creation to the answer of `initialize`, over stdio; its processor time (user + system) is
 printed beside it, as a busy machine stretches the first and hardly the second. Calls are `wait_job()` (list) and
 `wait_job(JOB)` over stdio, one after the other. Jobs are no-ops: /bin/true stands in for the worker's interpreter, so a
-job is the queue, its warden, one process and its files.
+job is the queue, its warden, one process and its files; once queued in the server, once given to the pool's daemon.
 """
 
 from __future__ import annotations
@@ -63,11 +63,24 @@ async def calls(folder: Path, count: int, jobs: int) -> None:
         assert rows is not None
         for name, arguments in (("wait_job()", {}), ("wait_job(JOB)", {"job": rows["rows"][0]["job"]})):
             await timed(client, name, arguments, count)
-        begun = time.monotonic()
-        async with anyio.create_task_group() as group:
-            for _ in range(jobs):
-                group.start_soon(client.call_tool, "measure_gap", {})
-        print(f"jobs per second, one slot: {jobs / (time.monotonic() - begun):.1f} ({jobs} jobs)")
+        await queued(client, jobs, "in the server")
+        daemon = subprocess.Popen([*COMMAND[:-1], "pool", "serve"], cwd=folder, stderr=subprocess.DEVNULL)
+        try:
+            while not (folder / "pool" / "daemon.json").exists():
+                await anyio.sleep(0.05)
+            await queued(client, jobs, "in the pool's daemon")
+        finally:
+            daemon.terminate()
+            daemon.wait()
+
+
+async def queued(client: Client, jobs: int, where: str) -> None:
+    """Print how many jobs a second end when all are asked for at once."""
+    begun = time.monotonic()
+    async with anyio.create_task_group() as group:
+        for _ in range(jobs):
+            group.start_soon(client.call_tool, "measure_gap", {})
+    print(f"jobs per second, one slot, {where}: {jobs / (time.monotonic() - begun):.1f} ({jobs} jobs)")
 
 
 async def timed(client: Client, name: str, arguments: dict[str, Any], count: int) -> None:
@@ -92,7 +105,7 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        os.environ["SAMEBITS_LOCKS"] = str(folder / "locks")
+        os.environ |= {"SAMEBITS_LOCKS": str(folder / "locks"), "SAMEBITS_POOL": str(folder / "pool")}
         starts = [start_once(folder) for _ in range(asked.starts)]
         wall, own = (sorted(column) for column in zip(*starts, strict=True))
         median = statistics.median(wall)
