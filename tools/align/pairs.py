@@ -28,6 +28,12 @@ Unrelated activations of one shape are near sqrt(2). It only proposes pairs; no 
 SAMPLE = 24
 """Token rows on which values are compared to propose a pair."""
 LOGPROB = "logprob"
+CHUNK = 128
+"""Taps whose samples are held in float32 at once."""
+
+
+Sample = tuple["Tap", torch.Tensor]
+"""A tap and some of its rows [K, C]."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -105,7 +111,7 @@ def _of_anchor(anchor: Anchor, rollout: Taps, trainer: Taps) -> list[Pair]:
     """Outputs of every call of two modules with the same weights, and their first inputs when those hold the same
     quantity."""
     pairs = []
-    for call in range(_calls(trainer, anchor.trainer)):
+    for call in range(trainer.calls.get(anchor.trainer, 1)):
         ours = Site(module=anchor.rollout, port="out0", call=call)
         theirs = Site(module=anchor.trainer, port="out0", call=call)
         if str(ours) in rollout.numbers and str(theirs) in trainer.numbers:
@@ -134,12 +140,6 @@ def _outputs(anchor: Anchor, ours: Site, theirs: Site, rollout: Taps, trainer: T
     return []
 
 
-def _calls(taps: Taps, module: str) -> int:
-    return 1 + max(
-        (tap.site.call for tap in taps.manifest.taps if tap.site.module == module and not tap.site.op), default=0
-    )
-
-
 def _by_value(rollout: Taps, trainer: Taps, taken: set[str]) -> list[Pair]:
     """What is left: for each stored tap of the trainer, the rollout's tap of equal width with the nearest value."""
     left = [tap for tap in trainer.rowed if str(tap.site) not in taken and tap.stored and "float" in tap.dtype]
@@ -147,20 +147,48 @@ def _by_value(rollout: Taps, trainer: Taps, taken: set[str]) -> list[Pair]:
     keys_K = _sample_keys(rollout, trainer)
     if not left or not pool or len(keys_K) == 0:
         return []
-    samples: dict[tuple[int, str], list[tuple[Tap, torch.Tensor]]] = {}
-    for tap in pool:
-        sample_KC = _picked(rollout, tap, keys_K)
-        if sample_KC is not None:
-            samples.setdefault((tap.columns, tap.dtype), []).append((tap, sample_KC))
+    ours, theirs = _samples(rollout, pool, keys_K), _samples(trainer, left, keys_K)
     pairs = []
-    for tap in left:
-        sample_KC = _picked(trainer, tap, keys_K)
-        if sample_KC is not None:
-            place = tap.order / max(1, _last(trainer))
-            best = _nearest(sample_KC, place, samples.get((tap.columns, tap.dtype), []), max(1, _last(rollout)))
+    for kind, taps in theirs.items():
+        candidates = ours.get(kind, [])
+        for (tap, sample_KC), near in zip(taps, _near(taps, candidates), strict=True):
+            place = tap.order / max(1, trainer.last)
+            best = _nearest(sample_KC, place, [candidates[i] for i in near], max(1, rollout.last))
             if best is not None:
                 pairs.append(Pair(rollout=best.site, trainer=tap.site, columns=None, wider="neither", by="value"))
     return pairs
+
+
+def _samples(taps: Taps, wanted: list[Tap], keys_K: torch.Tensor) -> dict[tuple[int, str], list[Sample]]:
+    """The sampled rows of taps, by columns and dtype."""
+    found: dict[tuple[int, str], list[Sample]] = {}
+    for tap in wanted:
+        sample_KC = _picked(taps, tap, keys_K)
+        if sample_KC is not None:
+            found.setdefault((tap.columns, tap.dtype), []).append((tap, sample_KC))
+    return found
+
+
+def _near(taps: list[Sample], candidates: list[Sample]) -> list[list[int]]:
+    """For each tap the candidates that may be under SAME_QUANTITY: all distances at once as |a|^2 + |b|^2 - 2ab.
+
+    Its rounding (near 1e-3 of a distance of 0.1, more of a smaller one) only lets too many through.
+    """
+    if not candidates or not candidates[0][1].is_floating_point():
+        return [list(range(len(candidates))) for _ in taps]
+    found: list[list[int]] = []
+    square_P = torch.stack([sample_KC.float().pow(2).sum() for _, sample_KC in candidates])
+    for start in range(0, len(taps), CHUNK):
+        b_QE = torch.stack([sample_KC.float().flatten() for _, sample_KC in taps[start : start + CHUNK]])
+        near = []
+        for first in range(0, len(candidates), CHUNK):
+            a_PE = torch.stack([sample_KC.float().flatten() for _, sample_KC in candidates[first : first + CHUNK]])
+            own_P = square_P[first : first + CHUNK]
+            apart_QP = b_QE.pow(2).sum(1)[:, None] + own_P - 2 * (b_QE @ a_PE.t())
+            # Not "<": what is not a number goes on to the exact distance.
+            near.append(~(apart_QP > own_P * (1.5 * SAME_QUANTITY) ** 2))
+        found += [row.nonzero()[:, 0].tolist() for row in torch.cat(near, 1)]
+    return found
 
 
 def _sample_keys(rollout: Taps, trainer: Taps) -> torch.Tensor:
@@ -191,7 +219,3 @@ def _nearest(
         if far < SAME_QUANTITY:
             scored.append((far, abs(candidate.order / last - place), candidate))
     return min(scored, key=lambda entry: entry[:2])[2] if scored else None
-
-
-def _last(taps: Taps) -> int:
-    return max((tap.order for tap in taps.manifest.taps), default=0)

@@ -6,6 +6,7 @@ Legend: R token rows, C elements per row.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 TENSORS = "taps.safetensors"
 
 
-@dataclass(slots=True)
+@dataclass
 class Taps:
     """One capture, opened lazily: tensors are read when asked for."""
 
@@ -44,10 +45,24 @@ class Taps:
         """The tap of a site."""
         return self.manifest.taps[self.numbers[site]]
 
-    @property
+    @cached_property
     def rowed(self) -> list[Tap]:
         """Taps that have token rows, in execution order."""
         return sorted((tap for tap in self.manifest.taps if tap.rowset is not None), key=lambda tap: tap.order)
+
+    @cached_property
+    def calls(self) -> dict[str, int]:
+        """Number of calls of each module that has taps of its own ports."""
+        found: dict[str, int] = {}
+        for tap in self.manifest.taps:
+            if not tap.site.op:
+                found[tap.site.module] = max(found.get(tap.site.module, 0), tap.site.call + 1)
+        return found
+
+    @cached_property
+    def last(self) -> int:
+        """The latest place in time."""
+        return max((tap.order for tap in self.manifest.taps), default=0)
 
     def keys(self, site: str) -> torch.Tensor:
         """int64 [R] keys (sequence << 32 | position) of a tap's rows, ascending."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,11 +27,27 @@ if TYPE_CHECKING:
     from samebits.tools.schema.sites import Edit
 
 
+class Files:
+    """Open safetensors files: reading the header of a capture once per edit would take longer than the edit."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Any] = {}
+
+    def of(self, path: str) -> Any:
+        """The open file."""
+        if path not in self._open:
+            from safetensors import safe_open
+
+            self._open[path] = safe_open(Path(path), "pt")
+        return self._open[path]
+
+
 @dataclass(slots=True)
 class Pending:
     """One edit and what became of it."""
 
     edit: Edit
+    files: Files
     met: int = 0
     """Calls of the site."""
     rows: int = 0
@@ -48,11 +64,11 @@ class Pending:
         if self._keys is None or self._values is None:
             edit = self.edit
             assert isinstance(edit, Replace)
-            from safetensors import SafetensorError, safe_open
+            from safetensors import SafetensorError
 
             try:
-                with safe_open(Path(edit.tensors), "pt") as file:
-                    values, rows = file.get_tensor(edit.value), file.get_tensor(edit.rows)
+                file = self.files.of(edit.tensors)
+                values, rows = file.get_tensor(edit.value), file.get_tensor(edit.rows)
             except (SafetensorError, OSError) as error:
                 raise UserError(
                     edit.tensors, f"cannot be used to replace {edit.site}: {error}", "name a stored tap of a capture"
@@ -88,7 +104,8 @@ class Edits:
     """All edits of a run, by site."""
 
     def __init__(self, edits: Iterable[Edit]) -> None:
-        self.pending = [Pending(edit) for edit in edits]
+        files = Files()
+        self.pending = [Pending(edit, files) for edit in edits]
         self._by_place: dict[Place, list[Pending]] = {}
         for pending in self.pending:
             self._by_place.setdefault(Place.of(pending.edit.site), []).append(pending)
