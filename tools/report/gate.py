@@ -122,7 +122,7 @@ def _lines(axis: AxisRow) -> list[Line]:
     lines = ways + [Line(f"no effect: {text}", None, "soft") for text in axis.skipped]
     if axis.control is not None:
         lines.append(Line(f"control: {axis.control.disturbed}", axis.control.stats, "soft"))
-    if axis.outcome.status in ("not_run", "vacuous") and axis.outcome.reason != "; ".join(axis.skipped):
+    if axis.outcome.status in ("not_run", "vacuous", "broke") and axis.outcome.reason != "; ".join(axis.skipped):
         lines.append(Line(axis.outcome.reason, None, "bad" if axis.red else "soft"))
     if axis.outcome.status == "timed_out":
         lines.append(Line(f"over its limit of {axis.outcome.limit_s:.0f} s: no verdict", None, "bad"))

@@ -40,6 +40,8 @@ def _case(axis: AxisRow) -> ElementTree.Element:
         _told(case, "failure", f"{outcome.way}: {outcome.tokens} tokens compared, {outcome.needed} needed")
     elif outcome.status == "timed_out":
         _told(case, "error", f"over its limit of {outcome.limit_s:.0f} s: no verdict")
+    elif outcome.status == "broke":
+        _told(case, "error", outcome.reason)
     elif outcome.status == "vacuous":
         _told(case, "failure", outcome.reason)
     elif outcome.status == "not_run":

@@ -91,7 +91,7 @@ def _speed(report: RegressionReport) -> list[dict[str, Cell]]:
 
 def _detail(axis: AxisRow) -> str:
     outcome = axis.outcome
-    if outcome.status in ("not_run", "vacuous"):
+    if outcome.status in ("not_run", "vacuous", "broke"):
         return outcome.reason
     if outcome.status == "timed_out":
         return f"over its limit of {outcome.limit_s:.0f} s: no verdict"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from samebits.tools.measure import gap
 from samebits.tools.schema.artifacts.regression import (
     AxisRow,
+    Broke,
     Compared,
     ControlRow,
     Differs,
@@ -43,6 +44,8 @@ class Tried:
     seconds: float = 0.0
     out_of_time: float | None = None
     """The limit in seconds, when it was over first."""
+    broke: str = ""
+    """What ended its side."""
 
 
 def histogram(a_N: torch.Tensor, b_N: torch.Tensor, used_N: torch.Tensor) -> tuple[int, ...]:
@@ -83,6 +86,8 @@ def outcome(tried: Tried, min_tokens: int) -> Outcome:
             return Differs(way=way.words, stats=way.stats)
     if tried.out_of_time is not None:
         return TimedOut(limit_s=tried.out_of_time)
+    if tried.broke:
+        return Broke(reason=tried.broke)
     if not tried.compared:
         return NotRun(reason="; ".join(tried.skipped) or "nothing was compared")
     for way in tried.compared:
@@ -152,6 +157,8 @@ def _unproved(row: AxisRow) -> str:
         return f"{row.outcome.way}: {row.outcome.tokens} tokens compared, {row.outcome.needed} needed"
     if row.outcome.status == "timed_out":
         return f"timed out after {row.outcome.limit_s:.0f} s"
+    if row.outcome.status == "broke":
+        return f"broke: {row.outcome.reason}"
     if row.outcome.status == "not_run":
         return f"required, but not run: {row.outcome.reason}"
     assert row.outcome.status == "vacuous"

@@ -28,14 +28,18 @@ RESERVED = 1
 """Blocks that vLLM keeps for itself."""
 
 
-def crossing(data: RolloutData, block: int) -> RolloutData:
-    """The rollout's tokens as sequences whose decode crosses the edge of a block, so that each asks for a second one
+def crossing(data: RolloutData, block: int, blocks: int = 1) -> RolloutData:
+    """The rollout's tokens as sequences whose decode crosses the edge of a block, so that each asks for one more
     while all blocks are taken. The logprobs are placeholders.
+
+    Args:
+        block: tokens of a block.
+        blocks: that each prompt nearly fills.
     """
     sequences = []
     for i, sequence in enumerate(data.sequences):
-        tokens = (sequence.prompt + sequence.sampled) * block
-        length = block - 1 - i % (NEW - 2)
+        tokens = (sequence.prompt + sequence.sampled) * (block * blocks)
+        length = block * blocks - 1 - i % (NEW - 2)
         sequences.append(Sequence(tokens[:length], tokens[length : length + NEW]))
     count = NEW * len(sequences)
     return RolloutData(sequences, torch.zeros(count), torch.ones(count, dtype=torch.bool), data.temperature)
@@ -60,20 +64,22 @@ def preemption(bench: Bench) -> Tried:
         tried.skipped.append(f"side {config.side!r} has no paged KV cache")
         return tried
     count = len(bench.data.sequences)
-    if count < FEWEST or config.max_model_len < block + NEW:
+    if count < FEWEST or config.max_model_len < 2 * block + NEW:
         tried.skipped.append(
             f"{count} sequences of {block + NEW} tokens are needed, at least {FEWEST}; max_model_len is "
             f"{config.max_model_len}"
         )
         return tried
-    data, folder, job = crossing(bench.data, block), sides.job.new("crossing"), sides.job
+    # One sequence of the longest kind must fit, or the engine does not start.
+    needed = -(-config.max_model_len // block)
+    each = -(-needed // (count // 2))
+    data, folder, job = crossing(bench.data, block, each), sides.job.new("crossing"), sides.job
     rollout_store.write(folder, data, side="made for the gate")
     roomy, _ = sides.score("rollout", folder)
     tap = bench.tap("rollout")
     if device_of(sides.experiment) == "cuda":
         sides.close("rollout")
-    # One sequence of the longest kind must fit, or the engine does not start.
-    blocks = RESERVED + max(-(-config.max_model_len // block), count // 2)
+    blocks = RESERVED + max(needed, count // 2 * each)
     engine = config.model_copy(update={"engine": dict(config.engine) | {"num_gpu_blocks_override": blocks}})
     flips = () if isinstance(tap, str) else bench.flips(tap, last_of_prompt, data)
     with job.open_side("rollout", sides.experiment.model_copy(update={"rollout": engine})) as session:

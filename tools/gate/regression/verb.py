@@ -29,7 +29,7 @@ from samebits.tools.schema.artifacts.regression import THROUGHPUT, AxisName, NoT
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment, Workload
 from samebits.tools.sides import rollout_store
-from samebits.tools.sides.session import OutOfTime
+from samebits.tools.sides.session import OutOfTime, SideDied
 from samebits.tools.sides.transformers.tiny import write_tiny
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ TRAINER: dict[AxisName, Axis] = {
 }
 ANEW: tuple[AxisName, ...] = ("preemption", "logprob_mode", "eager_graph", "ranks", "restart")
 """Axes that may start another engine."""
+UNTIMED = "the engine ran out of time or ended; its log is in the job folder"
 STEADY = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "VLLM_CPU_ATTN_SPLIT_KV": "0"}
 """With these the CPU engine is equal to itself (docs/exact-zero.md)."""
 FAST = Workload(prompts=16, prompt_tokens=(3, 200), new_tokens=16)
@@ -83,7 +84,8 @@ def run_regression(request: GateRequest, job: Job) -> Result:
 
     Raises:
         UserError: unknown axes, bad input, a rollout without valid tokens or beyond what a side takes, an earlier piece
-            about something else; SideDied.
+            about something else.
+        SideDied: in the plain way of a side, before any axis.
     """
     begun = time.monotonic()
     experiment = _experiment(request, job)
@@ -216,7 +218,7 @@ def _timed(bench: Bench, name: AxisName, axis: Axis) -> Tried:
 
 
 def _limited(bench: Bench, work: Callable[[], None], whose: Sequence[Tried]) -> None:
-    """Do it within the limit of an axis, else those axes are out of time and their sides closed."""
+    """Do it within the limit of an axis. Out of time, or a side that ended: no verdict on those axes, sides closed."""
     limit = bench.sides.experiment.gate.axis_limit_s
     bench.sides.job.deadline.at = time.monotonic() + limit
     try:
@@ -225,12 +227,16 @@ def _limited(bench: Bench, work: Callable[[], None], whose: Sequence[Tried]) -> 
         for one in whose:
             one.out_of_time = float(limit)
         bench.sides.close()
+    except SideDied as error:
+        for one in whose:
+            one.broke = str(error)
+        bench.sides.close()
     finally:
         bench.sides.job.deadline.at = None
 
 
 def _limited_rate(bench: Bench, required: bool) -> Rate | NoThroughput:
-    found: list[Rate | NoThroughput] = [NoThroughput(reason="out of time", required=required)]
+    found: list[Rate | NoThroughput] = [NoThroughput(reason=UNTIMED, required=required)]
     _limited(bench, lambda: found.append(speed.own(bench, required)), [])
     return found[-1]
 
@@ -243,6 +249,6 @@ def _measured(
         return None if before is None else before.report.throughput
     if isinstance(mine, NoThroughput):
         return mine
-    found: list[Throughput | NoThroughput] = [NoThroughput(reason="out of time", required=required)]
+    found: list[Throughput | NoThroughput] = [NoThroughput(reason=UNTIMED, required=required)]
     _limited(bench, lambda: found.append(speed.throughput(bench, mine, required)), [])
     return found[-1]

@@ -106,7 +106,14 @@ class TimedOut(Model):
     limit_s: float
 
 
-Outcome = Annotated[Exact | Differs | TooFew | Vacuous | NotRun | TimedOut, Field(discriminator="status")]
+class Broke(Model):
+    """Its side ended or broke on the way: no verdict. Red."""
+
+    status: Literal["broke"] = "broke"
+    reason: str
+
+
+Outcome = Annotated[Exact | Differs | TooFew | Vacuous | NotRun | TimedOut | Broke, Field(discriminator="status")]
 
 
 class AxisRow(Model):
@@ -125,7 +132,7 @@ class AxisRow(Model):
     @property
     def red(self) -> bool:
         """Whether this axis alone makes the gate red."""
-        return self.outcome.status in ("differs", "too_few", "vacuous", "timed_out") or (
+        return self.outcome.status in ("differs", "too_few", "vacuous", "timed_out", "broke") or (
             self.required and self.outcome.status == "not_run"
         )
 

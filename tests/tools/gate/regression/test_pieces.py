@@ -14,7 +14,7 @@ from samebits.tools.job.job import Job
 from samebits.tools.schema.artifacts.regression import Lock, NoThroughput, Rate, Throughput
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Rollout
-from samebits.tools.sides.session import Deadline, OutOfTime, Session
+from samebits.tools.sides.session import Deadline, OutOfTime, Session, SideDied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +83,19 @@ def test_an_axis_that_runs_out_of_time_has_no_verdict_and_the_next_one_runs(
     assert [axis.outcome.status for axis in report.axes] == ["timed_out", "exact"]
     assert (report.verdict.kind, result.exit_code) == ("unjudged", 2)
     assert "micro_batch: timed out after 7 s" in result.summary
+
+
+def test_an_axis_whose_side_ends_has_no_verdict_and_the_next_one_runs(
+    gated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ends(_bench: Any) -> Any:
+        raise SideDied("trainer", "was killed by signal 9", tmp_path / "log")
+
+    monkeypatch.setitem(verb.TRAINER, "micro_batch", ends)
+    result, report = gated(axes=("micro_batch", "trainer_rollout"))
+    assert [axis.outcome.status for axis in report.axes] == ["broke", "exact"]
+    assert (report.verdict.kind, result.exit_code) == ("unjudged", 2)
+    assert "killed by signal 9" in result.summary
 
 
 def test_a_side_that_does_not_answer_is_ended_at_the_deadline(tmp_path: Path) -> None:
