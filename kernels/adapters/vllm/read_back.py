@@ -13,14 +13,18 @@ from samebits.kernels.ops.ran import counts
 
 PROFILER = "samebits_profiler"
 REPLACED = (
-    "flash",
-    "fmha",
+    "flashattnfwd",
+    "flash_fwd",
+    "kernel_unified_attention",
     "_topk_log_softmax",
-    "fused_add_rms_norm",
-    "silu_and_mul",
+    "rms_norm_kernel<",
+    "act_and_mul_kernel",
     "rotary_embedding_kernel",
+    "mean_mul_pow_rsqrt",
+    "_silu_",
 )
-"""Parts of the names of the kernels that vLLM runs for the replaced operators, where it does not write its own."""
+"""Parts of the names, in lower case, of kernels that vLLM or its compiler runs for the replaced operators. Writing into the
+cache (reshape_and_cache_flash) and FlashAttention's schedule (prepare_varlen_num_blocks, once per step) are none."""
 
 
 def read_back(worker: Any) -> dict[str, Any]:

@@ -147,3 +147,17 @@ def test_settings_that_are_not_covered_are_refused_before_the_model_is_loaded(
     check(config(held))
     with pytest.raises(PatchError, match=word):
         check(config(held | change))
+
+
+def test_kernels_of_replaced_operators_are_told_from_those_that_stay() -> None:
+    from samebits.kernels.adapters.vllm.read_back import foreign
+
+    stay = ("rms_norm_kernel", "void vllm::reshape_and_cache_flash_kernel<x>", "void flash::prepare_varlen_num_blocks")
+    gone = (
+        "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<x>>>",
+        "void vllm::rms_norm_kernel<c10::BFloat16>",
+        "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_1",
+        "triton_poi_fused__to_copy_mul_silu_slice_2",
+        "_topk_log_softmax_kernel",
+    )
+    assert foreign(dict.fromkeys((*stay, *gone), (1, 1.0))) == sorted(gone)
