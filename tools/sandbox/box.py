@@ -115,7 +115,7 @@ def choose(view: View, unusable: Mapping[Kind, str] | None = None) -> Box:
             continue
         box = Box(kind, view)
         held, reason = tried(box)
-        if held.whole:
+        if held.whole and not reason:
             return replace(box, held=held, why="; ".join(reasons))
         reasons.append(f"{kind}: {reason or f'does not hold {held.open}'}")
         if not reason and held.files and best.kind == "none":

@@ -173,3 +173,27 @@ def test_descendants_and_their_memory_are_counted() -> None:
             os.kill(pid, 9)
         process.kill()
         process.wait()
+
+
+def test_a_sandbox_in_which_the_gpus_driver_does_not_start_is_passed_over(
+    view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that fails stands for one whose devices are out of reach inside."""
+    with_gpu = View(view.private, view.read, view.devices, cuda=True)
+    broken = view.private / "lib" / "libcuda.so.1"
+    broken.parent.mkdir()
+    source = "int cuInit(unsigned flags) { return CODE; }"
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(broken.parent))
+    for code, says in ((0, ""), (100, "the CUDA driver does not start inside (error 100)")):
+        command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(broken), f"-DCODE={code}"]
+        subprocess.run(command, input=source, text=True, check=True)
+        assert tried(Box("none", with_gpu))[1] == says
+    box = choose(with_gpu)
+    assert box.kind == "none"
+    assert "does not start inside (error 100)" in box.why or "is not installed" in box.why
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_machine_the_driver_starts_in_a_whole_sandbox(tmp_path: Path) -> None:
+    box = choose(view_of(tmp_path, cuda=True))
+    assert box.held == WHOLE, box.why
