@@ -97,10 +97,10 @@ def check() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        match(COMMON | CPU)
+        match({**COMMON, **CPU})
         _metadata("vllm.v1.attention.backends.cpu_attn", "CPUAttentionMetadata")
     elif current_platform.is_cuda():
-        match(COMMON | CUDA)
+        match({**COMMON, **CUDA})
         _metadata("vllm.v1.attention.backends.flash_attn", "FlashAttentionMetadata")
     else:
         raise PatchError(

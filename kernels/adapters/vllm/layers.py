@@ -101,5 +101,5 @@ class SamebitsQwen3Attention(Qwen3Attention):
             positions.flatten(),
             self.rotary_emb.cos_sin_cache,
         )
-        out, _ = self.o_proj(self.attn(q_THE.flatten(1), k_TGE.flatten(1), v))
+        out: torch.Tensor = self.o_proj(self.attn(q_THE.flatten(1), k_TGE.flatten(1), v))[0]
         return out

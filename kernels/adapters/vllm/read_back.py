@@ -23,8 +23,11 @@ REPLACED = (
     "mean_mul_pow_rsqrt",
     "_silu_",
 )
-"""Parts of the names, in lower case, of kernels that vLLM or its compiler runs for the replaced operators. Writing into the
-cache (reshape_and_cache_flash) and FlashAttention's schedule (prepare_varlen_num_blocks, once per step) are none."""
+"""Parts of the names, in lower case, of kernels that vLLM or its compiler runs for the replaced operators.
+
+Writing into the cache (reshape_and_cache_flash) and FlashAttention's schedule (prepare_varlen_num_blocks, once per
+step) are none.
+"""
 
 
 def read_back(worker: Any) -> dict[str, Any]:
@@ -59,7 +62,7 @@ def watched(worker: Any) -> dict[str, tuple[int, float]]:
     profiler.stop()
     found: dict[str, tuple[int, float]] = {}
     for event in profiler.events():
-        if torch.cuda.is_available() and event.device_type != torch.autograd.DeviceType.CUDA:
+        if torch.cuda.is_available() and event.device_type != torch._C._autograd.DeviceType.CUDA:
             continue
         count, spent = found.get(event.name, (0, 0.0))
         found[event.name] = count + 1, spent + event.time_range.elapsed_us()

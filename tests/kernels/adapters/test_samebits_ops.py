@@ -37,7 +37,9 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     return x.detach().view(torch.int16 if x.element_size() == 2 else torch.int32)
 
 
-def test_every_role_is_played_by_an_operator_of_the_library_and_a_sequence_keeps_its_bits_in_company(model: Any) -> None:
+def test_every_role_is_played_by_an_operator_of_the_library_and_a_sequence_keeps_its_bits_in_company(
+    model: Any,
+) -> None:
     draw = torch.Generator().manual_seed(0)
     one, two = (torch.randint(2, 192, (n,), generator=draw) for n in (37, 150))
     with torch.no_grad():
