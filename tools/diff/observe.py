@@ -189,7 +189,8 @@ def _logprob(case: Case) -> Observation:
         "temperature": case.data.temperature or 1.0,
         "vocabulary": int(case.model.number("vocab_size", logits_TV.shape[1])),
     }
-    inputs = {"logits": logits_TV, "token": torch.tensor(tokens)}
+    inputs = {"logits": logits_TV, "token": torch.tensor(tokens), "sequence": case.keys >> 32}
+    inputs |= case.passes("logprob:in0")
     return Observation("logprob", inputs, case.ours.reshape(-1), case.theirs.reshape(-1), scalars, case.position_T)
 
 

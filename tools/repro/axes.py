@@ -29,7 +29,7 @@ SHAPES: Mapping[str, Mapping[str, str]] = {
     "router": {"logits": "TE", "out": "TE"},
     "experts": {"x": "TH", "weights": "TX", "ids": "TX", "out": "TH"},
     "embedding": {"ids": "T", "weight": "VH", "out": "TH"},
-    "logprob": {"logits": "TV", "token": "T", "out": "T"},
+    "logprob": {"logits": "TV", "token": "T", "sequence": "T", "pass": "T", "out": "T"},
     "residual": {"x": "TH", "residual": "TH", "updates": "TUH", "out": "TH"},
     "reduce": {"parts": "PTH", "out": "TH"},
 }  # fmt: skip

@@ -234,6 +234,18 @@ def torch_log_softmax(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, 
     return logits_TV.log_softmax(-1).gather(1, inputs["token"].long()[:, None])[:, 0]
 
 
+def vllm_token_logprobs(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> torch.Tensor:
+    """The logprob kernel of vLLM's Model Runner V2."""
+    import importlib
+
+    step = importlib.import_module("vllm.v1.worker.gpu.sample.logprob")
+    logits_TV = inputs["logits"][:, : int(scalars.get("vocabulary", inputs["logits"].shape[1]))].float()
+    temperature = float(scalars.get("temperature", 1.0))
+    logits_TV = logits_TV / temperature if temperature != 1.0 else logits_TV
+    out: torch.Tensor = step.compute_token_logprobs(logits_TV.contiguous(), inputs["token"].long()[:, None])
+    return out[:, 0]
+
+
 OPERATORS: dict[str, tuple[tuple[Operator, dict[str, Any]], ...]] = {
     "norm": ((torch_norm, {}), (vllm_plain_norm, {}), (vllm_norm, {})),
     "rotary": ((torch_rotary, {}), (vllm_rotary, {})),
@@ -251,6 +263,6 @@ OPERATORS: dict[str, tuple[tuple[Operator, dict[str, Any]], ...]] = {
         (vllm_flash_attention, {"rows": "by pass", "fa_version": 2}), (vllm_flash_attention, {"fa_version": 2}),
     ),
     "activation": ((torch_silu, {}), (vllm_silu, {})),
-    "logprob": ((torch_logsumexp, {}), (torch_log_softmax, {})),
+    "logprob": ((torch_logsumexp, {}), (torch_log_softmax, {}), (vllm_token_logprobs, {})),
 }  # fmt: skip
 """By kind, with the scalars of each variant; tried in this order."""

@@ -45,6 +45,8 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
             Option("none", "temperature not applied", cause="data"),
             Option("after", "logprob divided by the temperature", cause="data"),
         )))  # fmt: skip
+    if seen["logits"].device.type != "cpu":
+        found += together(seen)
     true_size = int(seen.number("vocabulary", size))
     if true_size < size:
         found.append(Setting("vocabulary", "formula", (
@@ -53,9 +55,20 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-def scaled(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
+GROUPS = {"sequences": "sequence", "passes": "pass"}
+"""Input by which the rows go through the step in groups."""
+
+
+def together(seen: Observation) -> list[Setting]:
+    """Which rows run together: a GPU's reductions over the vocabulary follow the number of rows."""
+    words = {"sequences": "each sequence by itself", "passes": "the rows of each forward pass together"}
+    some = [Option(name, words[name], whole=True) for name, role in GROUPS.items() if seen.has(role)]
+    all_rows = Option("all", "all rows together", whole=True)
+    return [Setting("rows", "order_batch", (all_rows, *some, Option("alone", "each row by itself", whole=True)))]
+
+
+def scaled(seen: Observation, logits_TV: torch.Tensor, pick: Mapping[str, str]) -> torch.Tensor:
     """Logits after cast, padding and temperature, [T, V]."""
-    logits_TV = seen["logits"]
     if pick.get("vocabulary") == "true":
         logits_TV = logits_TV[:, : int(seen.number("vocabulary", logits_TV.shape[-1]))]
     logits_TV = logits_TV.to(torch.bfloat16) if "bf16" in (pick["logits"], pick["inner"]) else logits_TV
@@ -73,8 +86,20 @@ def scaled(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
 
 def run(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
     """float32 [T] (or the output's dtype)."""
-    logits_TV = scaled(seen, pick)
-    token_T1 = seen["token"].long()[:, None]
+    how = pick.get("rows", "all")
+    if how == "all":
+        return on_rows(seen, seen["logits"], seen["token"], pick)
+    rows_T = torch.arange(len(seen["logits"]), device=seen["logits"].device)
+    number_T = seen[GROUPS[how]] if how in GROUPS else rows_T
+    groups = [rows_T[number_T == number] for number in torch.unique(number_T)]
+    parts = torch.cat([on_rows(seen, seen["logits"][index], seen["token"][index], pick) for index in groups])
+    return parts[torch.argsort(torch.cat(groups))]
+
+
+def on_rows(seen: Observation, logits_TV: torch.Tensor, token_T: torch.Tensor, pick: Mapping[str, str]) -> torch.Tensor:
+    """The step on rows that run together."""
+    logits_TV = scaled(seen, logits_TV, pick)
+    token_T1 = token_T.long()[:, None]
     form, _, width = pick["form"].partition(":")
     if form == "log_softmax":
         out_T = logits_TV.log_softmax(-1).gather(1, token_T1)[:, 0]
@@ -96,4 +121,4 @@ def run(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
     return out_T / seen.number("temperature", 1.0) if pick.get("temperature") == "after" else out_T
 
 
-LOGPROB = Arithmetic("logprob", ("logits", "token"), settings, run)
+LOGPROB = Arithmetic("logprob", ("logits", "token", "sequence", "pass"), settings, run)

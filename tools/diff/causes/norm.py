@@ -19,7 +19,7 @@ def settings(seen: Observation) -> tuple[Setting, ...]:
     """What two RMS norms may do differently."""
     own = seen.number("eps", 1e-6)
     found = [
-        Setting("variance", "order_static", row_sum_options(seen["x"].shape[-1])),
+        Setting("variance", "order_static", row_sum_options(seen["x"].shape[-1], seen["x"].device.type)),
         Setting("weight", "cast", (
             Option("after", "the normalised row is rounded to the activation dtype, then multiplied by the weight"),
             Option("before", "the weight is multiplied in float32 and the product rounded once"),

@@ -35,7 +35,8 @@ class Observation:
     experts     x [T, H], w13 [E, 2F, H] (gate first), w2 [E, H, F], weights [T, k], ids [T, k]; or, where a side
                 hands out no weights, the router's logits [T, E] instead of them, with the router's scalars
     embedding   ids [T], weight [V, H]; scale
-    logprob     logits [T, V], token [T]; temperature, vocabulary; the output is float32 [T]
+    logprob     logits [T, V], token [T], sequence [T], pass [T] (both optional); temperature, vocabulary; the output is
+                float32 [T]
     residual    x [T, H], residual [T, H]; or updates [T, updates, H] added one after the other
     reduce      parts [P, T, H], summed over P
     """

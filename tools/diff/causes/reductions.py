@@ -8,11 +8,19 @@ from samebits.tools.diff.causes.observation import Option
 
 STRIDED = (64, 128, 256, 512, 1024, 2048)
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
+VECTOR, WARP = 8, 32
+"""16-bit elements of one 16-byte load, threads of a warp."""
+THREADS = (256, 512, 1024)
 
 
-def row_sum_options(size: int) -> tuple[Option, ...]:
+def row_sum_options(size: int, device: str = "cpu") -> tuple[Option, ...]:
     """Orders worth trying for rows of this many elements; the first is PyTorch's own."""
     options = [Option("native", "PyTorch's own reduction")]
+    if device != "cpu" and size % VECTOR == 0:
+        for threads in sorted({min(threads, size // VECTOR) for threads in THREADS}):
+            words = f"a block of {threads} threads, each with vectors of {VECTOR} elements, warps by neighbours"
+            options.append(Option(f"block:{threads}", words))
+            options.append(Option(f"block2:{threads}", f"{words}, elements two by two"))
     options += [
         Option(f"lanes:{width}", f"{width} lanes stride over the row, their partial sums added in a tree")
         for width in STRIDED
@@ -43,6 +51,8 @@ def row_sum(x_TH: torch.Tensor, order: str, *, mean: bool = False) -> torch.Tens
     if name == "lanes":
         parts = chain(padded(x_TH, int(width)).unbind(-2))
         total = tree(parts)
+    elif name in ("block", "block2"):
+        total = block_sum(x_TH, int(width), 1 if name == "block" else 2)
     elif name == "blocks":
         parts = padded(x_TH, int(width)).sum(-1)
         total = chain(parts.unbind(-1)).unsqueeze(-1)
@@ -51,6 +61,23 @@ def row_sum(x_TH: torch.Tensor, order: str, *, mean: bool = False) -> torch.Tens
     else:
         total = chain(x_TH.unbind(-1)).unsqueeze(-1)
     return total / size if mean else total
+
+
+def block_sum(x_TH: torch.Tensor, threads: int, together: int) -> torch.Tensor:
+    """The order of a CUDA block that loads vectors and reduces by cub::BlockReduce (warp reductions), [..., 1].
+
+    A thread adds up its vectors, element by element or two elements at a time; a warp adds lanes 1, 2, 4, 8 and 16
+    apart; the first thread adds the warps in ascending order. vLLM's RMS norms reduce so (csrc/layernorm_kernels.cu).
+    """
+    rows = x_TH.shape[:-1]
+    vector = padded(x_TH, threads * VECTOR).view(*rows, -1, threads, VECTOR // together, together)
+    terms = vector.sum(-1) if together == 1 else vector[..., 0] + vector[..., 1]
+    steps = terms.movedim(-2, -1).flatten(-3, -2)
+    lane = chain(steps.unbind(-2))
+    lane = padded(lane, WARP)
+    while lane.shape[-1] > 1:
+        lane = lane[..., 0::2] + lane[..., 1::2]
+    return chain(lane[..., 0].unbind(-1)).unsqueeze(-1)
 
 
 def padded(x_TH: torch.Tensor, width: int) -> torch.Tensor:
