@@ -15,7 +15,7 @@ from typing import Any, Literal
 from samebits.tools.schema.errors import UserError
 
 Runner = Literal["V1", "MRV2"]
-TESTED: dict[str, tuple[Runner, ...]] = {"0.32.0": ("V1",)}
+TESTED: dict[str, tuple[Runner, ...]] = {"0.26.0": ("MRV2",), "0.32.0": ("V1",)}
 """Versions these hooks were run with, and the model runners of each."""
 READ = ("0.26.0", "0.32.0")
 """Versions whose source the hooks were written from."""
