@@ -43,7 +43,8 @@ Made from the code: `python -m samebits.kernels.adapters.support > docs/support.
   trainer (`trainer.kernels = "none"`).
 
 The class is the architecture in config.json, the table is `trainer.kernels`. Conditions of each exact figure:
-[exact-zero.md](exact-zero.md). All figures are of tiny models with random weights; none is of a real checkpoint.
+[exact-zero.md](exact-zero.md), [kernels-in-vllm.md](kernels-in-vllm.md). All figures are of models with random
+weights; none is of a real checkpoint.
 """
 
 
@@ -164,8 +165,13 @@ def in_words(found: Row, engine: str = "") -> str:
         return head + "not yet run"
     absent = [NAMES.get(name, name) for name, phase in found.phases.items() if phase.status == "not yet"]
     text = f"{head}{', '.join(parts)}" + (f"; not yet: {', '.join(absent)}" if absent else "")
-    text += f" ({found.engine}, {found.model})"
+    text += f" ({ran_on(found)})"
     return text + (f"; not yet on {engine}, which is installed" if engine and engine != found.engine else "")
+
+
+def ran_on(found: Row) -> str:
+    """Engine and model of the runs; empty: none."""
+    return f"{found.engine}, {found.model}" if found.engine else ""
 
 
 def page() -> str:
@@ -175,7 +181,7 @@ def page() -> str:
         parts += _section(table, device)
     parts += ["## The stock trainer, CPU engine\n", "| class | dtype | decode | run on |", "|---" * 4 + "|"]
     parts += [
-        f"| {found.family} | {found.dtype} | {found.phases['decode'].said} | {found.engine} |"
+        f"| {found.family} | {found.dtype} | {found.phases['decode'].said} | {ran_on(found)} |"
         for found in rows()
         if found.table == "none"
     ]
@@ -201,7 +207,7 @@ def _section(table: str, device: Device) -> list[str]:
             reason = said[0].removeprefix("refused: ").partition(" (known:")[0]
             refused.setdefault(reason, []).append(found.family)
         else:
-            parts.append(f"| {found.family} | {found.dtype} | {' | '.join(said)} | {found.engine} |")
+            parts.append(f"| {found.family} | {found.dtype} | {' | '.join(said)} | {ran_on(found)} |")
     parts.append("\nRefused:\n")
     parts += [
         f"- {reason}" + ("" if reason.startswith("model class") else f": {', '.join(dict.fromkeys(classes))}")
