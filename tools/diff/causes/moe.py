@@ -142,9 +142,14 @@ def experts_kernels(seen: Observation) -> tuple[dict[str, str], ...]:
     if seen["x"].device.type != "cpu":
         return ()
     fused = {"combine": "slot", "sum": "fma", "result": "f32", "hidden": "last", "exponent": "quintic"}
-    stock = {"result": "weighted_rounded", "product": "dtype"}
+    stock = {"result": "weighted_rounded"}
     ours = [fused | {"product": "ascending"}, fused | {"product": "tiles"}]
-    theirs = [stock, stock | {"combine": "slot"}, stock | {"sum": "rounded"}]
+    # Written out, PyTorch's products do not depend on what this process may use of the CPU.
+    theirs = [
+        stock | {"product": way} | how
+        for way in ("pairs", "tiles", "dtype")
+        for how in ({}, {"combine": "slot"}, {"sum": "rounded"})
+    ]
     if seen.has("logits"):
         late = {"order": "topk_first", "precision": "dtype"}
         ours = [late | pick for pick in ours]
