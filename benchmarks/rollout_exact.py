@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,20 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "stock": ({}, {}),
 }
 """Engine arguments and environment. "stock" is vLLM as it is: it must differ, else the check sees nothing."""
+
+
+def run(engine: Engine, prompts: dict[str, int], new_tokens: int, file: Path) -> dict[str, Any]:
+    """All prompts cold, some again at a low concurrency, all at temperature 0.7; the tokens into `file`."""
+    facts: dict[str, Any] = {"up": engine.ready()}
+    print(f"{engine.name}: up in {facts['up']:.0f} s", flush=True)
+    some = prompts | {"count": max(4, prompts["count"] // 4)}
+    for asked, concurrency, temperature in ((prompts, 256, 1.0), (some, 5, 1.0), (prompts, 64, 0.7)):
+        engine.ask("generate", prompts=asked, new_tokens=new_tokens, concurrency=concurrency, temperature=temperature)
+    facts |= engine.ask("read_back")
+    short = prompts | {"count": 8, "longest": 64, "shared": 20}
+    facts |= engine.ask("profile", prompts=short, new_tokens=8, concurrency=8, keep=False)
+    engine.ask("save", path=str(file))
+    return facts
 
 
 def main() -> None:
@@ -51,47 +64,20 @@ def main() -> None:
         "kv_cache_memory_bytes": (8 if options.device == "cuda" else 1) << 30,
         "gpu_memory_utilization": 0.15,
     }
-    engines = []
-    for name in options.variants:
-        own, extra = VARIANTS[name]
-        engines.append(Engine.start(name, settings | own, env, options.out, extra))
-    begun = time.monotonic()
+    engines = [
+        Engine.start(name, settings | VARIANTS[name][0], env, options.out, VARIANTS[name][1])
+        for name in options.variants
+    ]
     write_model(work / "model", options.shape, options.device, env)
-    print(f"model written in {time.monotonic() - begun:.0f} s", flush=True)
-    spec = {
-        "seed": 1,
-        "count": options.prompts,
-        "shortest": 3,
-        "longest": options.longest,
-        "shared": options.longest // 3,
-        "vocabulary": SHAPES[options.shape]["vocab_size"],
-    }
+    prompts = {"seed": 1, "count": options.prompts, "shortest": 3, "longest": options.longest}
+    prompts |= {"shared": options.longest // 3, "vocabulary": SHAPES[options.shape]["vocab_size"]}
     files = []
     facts: dict[str, Any] = {}
     for engine in engines:
+        file = work / f"{engine.name}.pt"
         try:
-            facts[engine.name] = {"up": engine.ready()}
-            print(f"{engine.name}: up in {facts[engine.name]['up']:.0f} s", flush=True)
-            for concurrency, temperature in ((256, 1.0), (5, 1.0), (64, 0.7)):
-                some = spec if concurrency > 5 else spec | {"count": max(4, options.prompts // 4)}
-                engine.ask(
-                    "generate",
-                    prompts=some,
-                    new_tokens=options.new_tokens,
-                    concurrency=concurrency,
-                    temperature=temperature,
-                )
-            facts[engine.name] |= engine.ask("read_back")
-            kernels = engine.ask(
-                "profile",
-                prompts=spec | {"count": 8, "longest": 64},
-                new_tokens=8,
-                concurrency=8,
-                keep=False,
-            )["kernels"]
-            facts[engine.name]["kernels"] = kernels
-            files.append(work / f"{engine.name}.pt")
-            engine.ask("save", path=str(files[-1]))
+            facts[engine.name] = run(engine, prompts, options.new_tokens, file)
+            files.append(file)
         except RuntimeError as error:
             facts[engine.name] = {"failed": str(error)}
             print(f"FAILED {str(error)[-2500:]}", flush=True)

@@ -74,9 +74,11 @@ def decode(
     early: bool = True,
     segment_tiles: int = SEGMENT_TILES,
 ) -> None:
-    """The sequences whose rows (query tokens x group) fit one decode program."""
-    heads, size = q.shape[1:]
-    key_heads, batch = k_cache.shape[2], seq_lens.shape[0]
+    """The sequences whose rows (query tokens x group) fit one decode program.
+
+    Partial results have rows of their own: in a mixed call the tokens of long prompts need none.
+    """
+    heads, size, key_heads, batch = *q.shape[1:], k_cache.shape[2], seq_lens.shape[0]
     segments = triton.cdiv(max(max_seq_len, 1), segment_tiles * TILE)
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 4
     splits = splits_for(batch, key_heads, segments, processors) if splits is None else splits
@@ -85,11 +87,9 @@ def decode(
     early = early and splits > 1 and not _interpreted()
     ran("attention decode" if splits == 1 else "attention decode, merge")
     partial = stat = out
-    # Rows of this kernel alone: in a mixed call the tokens of long prompts need no partial results.
     rows = max(most_rows, 1) * (heads // key_heads)
     if splits > 1:
-        partial = torch.empty((batch * key_heads * rows * segments, size), dtype=torch.float32, device=q.device)
-        stat = torch.empty((batch * key_heads * rows * segments, 2), dtype=torch.float32, device=q.device)
+        partial, stat = (q.new_empty((batch * key_heads * rows * segments, n), dtype=torch.float32) for n in (size, 2))
     decode_kernel[(batch * key_heads * splits,)](
         q,
         k_cache,

@@ -354,7 +354,6 @@ def prefill_hopper_kernel(
     local = (tile_q - (start // BLOCK + b)) * BLOCK
     if (local < q_len) & (q_len * GROUP > LEAVE):
         tiles = gl.cdiv(gl.minimum(kv_len, kv_len - q_len + local + BLOCK), TILE)
-        kv_start = gl.load(kv_cu_ptr + b)
         dtype: gl.constexpr = q_desc.dtype
         wide: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
         q_all = gl.allocate_shared_memory(dtype, [2, ROWS, D], q_desc.layout)
@@ -437,7 +436,7 @@ def prefill_hopper_kernel(
                         table,
                         start,
                         local,
-                        kv_start,
+                        gl.load(kv_cu_ptr + b),
                         kv_len,
                         tiles,
                         h,

@@ -81,8 +81,8 @@ def test_the_engine_gives_the_same_bits_on_every_path(live: Any, count_differing
         folder = work / f"scores-{place}"
         folder.mkdir()
         session.ask(Score(rollout=str(source), how=how, folder=str(folder)))
-        found = rollout_store.read_scores(folder).logprob_N
-        asked = ~found.isnan()
+        scores = rollout_store.read_scores(folder)
+        found, asked = scores.logprob_N, scores.scored_N
         assert int(asked.sum()) >= data.logprob_N.numel() // 2
         assert count_differing(found[asked], data.logprob_N[asked]) == 0, how
 
