@@ -22,10 +22,11 @@ TOML = """device = "{device}"
 model = "model"
 kernels = "{kernels}"
 max_model_len = 2048
-engine = {{ {engine} }}
+{rollout}
 
 [trainer]
 kernels = "{kernels}"
+{trainer}
 layout = "packed"
 micro_batch = 8
 logprob = "log_softmax"
@@ -42,6 +43,12 @@ coverage = "{coverage}"
 axis_limit_s = 240
 min_throughput = {bar}
 """
+STEADY = 'env = { VLLM_CPU_ATTN_SPLIT_KV = "0", ONEDNN_MAX_CPU_ISA = "AVX512_CORE_BF16" }'
+SIDES = {
+    "cuda": ("engine = { gpu_memory_utilization = 0.5 }", ""),
+    "cpu": (f"engine = {{ max_num_batched_tokens = 8192 }}\neager = true\n{STEADY}", STEADY),
+}
+"""Further lines of [rollout] and [trainer]. On the CPU (--kernels vllm --shape tiny) this script is tried out."""
 
 
 def main() -> int:
@@ -62,11 +69,12 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "model").exists():
         write_model(folder / "model", options.shape, options.device, dict(os.environ))
-    engine = "gpu_memory_utilization = 0.5" if options.device == "cuda" else "max_num_batched_tokens = 8192"
+    rollout, trainer = SIDES[options.device]
     text = TOML.format(
         device=options.device,
         kernels=options.kernels,
-        engine=engine,
+        rollout=rollout,
+        trainer=trainer,
         prompts=options.prompts,
         coverage=options.coverage,
         bar=options.bar,

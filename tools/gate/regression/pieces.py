@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.tools.schema.artifacts.regression import THROUGHPUT, AxisName, AxisRow, RegressionReport, Throughput
+from samebits.tools.schema.artifacts.regression import (
+    THROUGHPUT,
+    AxisName,
+    AxisRow,
+    NotRun,
+    RegressionReport,
+    Throughput,
+)
 from samebits.tools.schema.errors import UserError
 from samebits.tools.store import artifact
 
@@ -70,3 +77,9 @@ def merged(rows: list[AxisRow], before: Earlier | None, required: tuple[AxisName
     own = {row.name for row in rows}
     kept = [] if before is None else [row for row in before.report.axes if row.name not in own]
     return [row.model_copy(update={"required": row.name in required}) for row in (*rows, *kept)]
+
+
+def absent(name: AxisName) -> AxisRow:
+    """An axis that [gate] requires, that this piece was not asked for and no earlier one has."""
+    reason = "not in this piece: go on from it with --resume"
+    return AxisRow(name=name, required=True, outcome=NotRun(reason=reason), seconds=0.0)

@@ -96,10 +96,8 @@ def run_regression(request: GateRequest, job: Job) -> Result:
     before = pieces.earlier(request.resume, about) if request.resume else None
     done = frozenset() if before is None else before.done
     missing = [name for name in required if name not in asked and name not in done]
-    if missing:
-        raise UserError(
-            f"required axis {missing[0]!r}", "not among the axes to run", "add it to them, or leave both out"
-        )
+    if wrong := [name for name in missing if not request.axes or name in request.require]:
+        raise UserError(f"required axis {wrong[0]!r}", "not among the axes to run", "add it to them, or leave both out")
     asked = tuple(name for name in asked if name not in done)
     with ExitStack() as ending:
         sides = ending.enter_context(Sides(job, experiment))
@@ -117,6 +115,7 @@ def run_regression(request: GateRequest, job: Job) -> Result:
             for name in names()
             if name in tried
         ]
+        rows += [pieces.absent(name) for name in names() if name in missing]
         whole = pieces.merged(rows, before, tuple(name for name in names() if name in required))
         whole.sort(key=lambda row: names().index(row.name))
         report, folder = write(Run(bench, tuple(whole), measured, prints, about, before, time.monotonic() - begun))

@@ -39,6 +39,17 @@ def test_two_pieces_make_one_report(gated: Callable[..., Any], tmp_path: Path) -
     assert set(lock.axes) == {"repeat", "decode_prefill", "trainer_rollout"}
 
 
+def test_a_piece_without_what_the_experiment_requires_is_not_green_until_a_later_one_has_it(
+    gated: Callable[..., Any], tmp_path: Path
+) -> None:
+    required = {"gate": {"require": ("repeat", "trainer_rollout")}}
+    first, one = gated(**required, axes=("repeat",), job="one")
+    assert {axis.name: axis.outcome.status for axis in one.axes} == {"repeat": "exact", "trainer_rollout": "not_run"}
+    assert (one.verdict.kind, first.exit_code) == ("unjudged", 2)
+    second, _ = gated(**required, axes=("trainer_rollout",), resume=str(tmp_path / "one"), job="two")
+    assert second.exit_code == 0
+
+
 def test_a_red_axis_stays_red_in_every_later_piece(gated: Callable[..., Any], tmp_path: Path) -> None:
     fault = {"trainer": {"options": {"fault": "company"}}}
     gated(**fault, axes=("micro_batch",), job="one")
