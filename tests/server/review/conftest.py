@@ -29,12 +29,12 @@ def load(name: str, path: Path) -> ModuleType:
 
 PERSON = load("samebits_review_person", HERE / "person.py")
 BROWSER = load("samebits_review_browser", HERE / "browser.py")
-KIT = load("samebits_review_kit", HERE.parents[1] / "tools" / "propose" / "kit.py")
 
 
 @pytest.fixture(scope="session")
 def kit() -> ModuleType:
-    return KIT
+    """The kit of tests/tools/propose."""
+    return load("samebits_review_kit", HERE.parents[1] / "tools" / "propose" / "kit.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,18 +49,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(kit: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's repository with a candidate."""
-    made: Path = KIT.repository(tmp_path_factory.mktemp("review") / "project")
+    made: Path = kit.repository(tmp_path_factory.mktemp("review") / "project")
     return made
 
 
 @pytest.fixture
-def proposed(project: Path) -> Callable[..., str]:
+def proposed(kit: ModuleType, project: Path) -> Callable[..., str]:
     """proposed(**changes): a new proposal; its id."""
 
     def make(**changes: Any) -> str:
-        folder = KIT.propose(project, **changes)
+        folder = kit.propose(project, **changes)
         return f"{folder.parent.name}/{folder.name}"
 
     return make

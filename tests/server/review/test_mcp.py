@@ -203,26 +203,26 @@ async def test_a_client_that_says_yes_approves_nothing_by_itself(
         assert "not reviewed" in result.content[0].text
 
 
-@pytest.mark.slow
-async def test_from_a_candidate_to_a_branch_over_stdio_with_the_approval_in_a_browser(
+async def test_from_a_green_gate_to_a_branch_over_stdio_with_the_approval_in_a_browser(
     kit: Any, tmp_path: Path, at_terminal: Any, browser: Any
 ) -> None:
     project = kit.repository(tmp_path / "project")
+    job = kit.job(project, "build")
+    gate = f"{job.folder.name}/{kit.gate(job.folder / 'candidate-gate', project / 'kernels' / 'norm').name}"
     env = dict(os.environ) | {"SAMEBITS_LOCKS": str(tmp_path / "locks"), "CLAUDE_PROJECT_DIR": str(project)}
     command = StdioServerParameters(
         command=sys.executable, args=["-m", "samebits.server.cli.main", "serve"], cwd=project, env=env
     )
     async with Client(command, mode="legacy") as client:
-        built = await finished(client, "build_kernel", {"candidate": "kernels/norm", "device": "cpu", "timing": False})
-        gate = built.structured_content["ids"]["candidate_gate"]
-        made = await finished(client, "propose_change", {"candidate": "kernels/norm", "gate": gate})
+        made = await finished(client, "propose_change", {"candidate": "kernels/norm", "gate": gate, "sides": "both"})
+        assert not made.is_error, made.content
         id = made.structured_content["ids"]["proposal"]
         arguments = {"proposal": id, "patch": patch_of(project, id)}
         assert (await finished(client, "apply_change", arguments)).is_error
         with at_terminal(project) as person:
             base = person.enter(browser)
             browser.open(f"{base}/proposal/{id}")
-            assert "not timed" in browser.text()
+            assert "waiting for you" in browser.text()
             browser.leave("button[value=approved]")
             assert "Approved by" in browser.text()
             assert person.end() in (0, 130)
