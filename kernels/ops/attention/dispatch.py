@@ -121,7 +121,6 @@ def decode(
         num_stages=stages,
     )
     if splits > 1:
-        extra = {"launch_pdl": True} if early else {}
         merge_kernel[(heads * max(most_rows, 1), batch)](
             partial,
             stat,
@@ -138,7 +137,7 @@ def decode(
             STEPS=8 if segments <= 8 else 32,
             EARLY=early,
             num_warps=1,
-            **extra,
+            **({"launch_pdl": True} if early else {}),
         )
 
 
