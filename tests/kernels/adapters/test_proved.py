@@ -54,11 +54,14 @@ def test_one_error_names_what_changed(
         proved.compare("trainer", asked, lock(tmp_path, **changed), False)
 
 
-def test_allowed_it_is_a_warning_that_every_report_can_repeat(tmp_path: Path) -> None:
+def test_allowed_it_is_a_warning_that_every_report_can_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="UNPROVEN"):
         standing = proved.compare("trainer", ASKED, lock(tmp_path, torch="1.0"), True)
     assert "torch: proved 1.0" in str(standing)
     assert not standing.proved
+    monkeypatch.setenv("SAMEBITS_ALLOW_UNPROVEN", "1")
+    with pytest.warns(UserWarning, match="UNPROVEN"):
+        assert not proved.compare("trainer", ASKED, tmp_path / "samebits.lock", False).proved
 
 
 def test_where_the_lock_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
