@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 def corrections_answer(work: Work, start: Path, begun: float) -> Result:
     """Measure in one child process, write the report."""
     from samebits.tools.rl.compare import COMPARED
-    from samebits.tools.rl.verb import model_in_words, setting_in_words
+    from samebits.tools.rl.verb import model_in_words
 
     folder = work.child("corrections", "corrections", model=str(start))
     text = (folder / COMPARED).read_text(encoding="utf-8")
     found = Compared.model_validate_json(text)
-    experiment = work.request.experiment
+    experiment, rl = work.experiment, work.experiment.rl
     report = RlReport(
         what="corrections",
         model=model_in_words(experiment),
-        setting=f"{experiment.rl.batches} batches; {setting_in_words(experiment)}",
+        setting=f"{experiment.rl.batches} batches of {rl.prompts} prompts x {rl.group} answers (sort {rl.digits[0]} to "
+        f"{rl.digits[1]} digits) after {rl.warmup_steps} supervised updates, {experiment.rollout.dtype}",
         compared=found,
         sides={"exact": tuple(json.loads((folder / SIDES).read_text(encoding="utf-8")))},
         seconds=time.monotonic() - begun,
