@@ -63,6 +63,18 @@ def test_an_exact_pair_is_green_and_every_control_failed(
     assert set(lock.not_proved) == set(status(report)) - set(RUNS)
 
 
+def test_where_no_hook_runs_every_control_is_a_matrix_moved_and_brought_back(
+    gated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("samebits.tools.gate.regression.bench.Bench._find_tap", lambda *_: "CUDA graphs")
+    _, report = gated()
+    assert report.verdict.kind == "green", report.verdict
+    assert {axis.name for axis in report.axes if axis.outcome.status == "exact"} == set(RUNS)
+    for axis in report.axes:
+        if axis.control is not None and axis.name != "reload":
+            assert "on weights with every element of head.weight moved by one ulp" in axis.control.disturbed
+
+
 def test_the_comparison_sees_one_flipped_bit_as_one_token(gated: Callable[..., Any]) -> None:
     _, report = gated(axes=("trainer_repeat",))
     assert (report.comparison.stats.nonzero, report.comparison.stats.tokens) == (1, 30)
