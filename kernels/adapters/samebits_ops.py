@@ -18,7 +18,7 @@ from samebits.kernels.adapters.rotary_table import rotary_table
 from samebits.kernels.ops.attention.layout import HEAD_SIZES, MOST_GROUP
 from samebits.kernels.ops.attention_varlen.op import attention_varlen
 from samebits.kernels.ops.embedding import op as embedding_op
-from samebits.kernels.ops.linear.op import linear
+from samebits.kernels.ops.linear.op import linear, linear_float32
 from samebits.kernels.ops.logprob import op as logprob_op
 from samebits.kernels.ops.rms_norm.op import rms_norm
 from samebits.kernels.ops.rotary import op as rotary_op
@@ -138,3 +138,11 @@ def table(facts: Facts, instead: Mapping[str, Operation] | None = None) -> Table
     return {
         role: Operator(role, name, run, accept if role == "logprob" else check) for role, (name, run) in runs.items()
     }
+
+
+def float32_head() -> Operator:
+    """An lm_head whose logits stay float32, for an engine with head_dtype float32.
+
+    patch(model, {"*": "samebits", "head": float32_head()})
+    """
+    return Operator("head", "samebits::linear_float32", linear_float32, check)

@@ -17,6 +17,12 @@ COMMON: Hooks = {
     (f"{_LAYERS}.linear", "UnquantizedLinearMethod.apply"): ("self", "layer", "x", "bias"),
     (f"{_LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod.apply"): ("self", "layer", "x", "bias"),
     (f"{_LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod.embedding"): ("self", "layer", "input_"),
+    (f"{_LAYERS}.logits_processor", "LogitsProcessor._apply_head"): (
+        "self",
+        "lm_head",
+        "hidden_states",
+        "embedding_bias",
+    ),
     (f"{_LAYERS}.logits_processor", "LogitsProcessor._get_logits"): (
         "self",
         "hidden_states",

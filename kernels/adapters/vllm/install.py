@@ -71,8 +71,8 @@ def check(config: Any) -> None:
     if dtype not in DTYPES and not (dtype == torch.float32 and config.device_config.device_type == "cpu"):
         raise PatchError(f"dtype {dtype}", "is not covered by samebits' operators", "use bfloat16 or float16")
     head = getattr(config.model_config, "head_dtype", dtype)
-    if head != dtype:
-        raise PatchError(f"head_dtype = {head}", "is not covered by samebits' operators", f"use {dtype}")
+    if head not in (dtype, torch.float32):
+        raise PatchError(f"head_dtype = {head}", "is not covered by samebits' operators", f"use {dtype} or float32")
 
 
 def install(worker: Any) -> None:
@@ -204,8 +204,12 @@ def _method(path: str, module: Any, stands: str, into: type, operator: str) -> l
 
 
 def _logits(path: str, module: Any) -> list[Change]:
+    from samebits.kernels.adapters.vllm.layers import SamebitsLogitsProcessor
+
     _only(path, scale=(module.scale, 1.0), soft_cap=(module.soft_cap, None))
-    return []
+    if module.head_dtype != torch.float32:
+        return []
+    return [_turn(path, module, SamebitsLogitsProcessor, "samebits::linear_float32")]
 
 
 def _attention(path: str, module: Any) -> list[Change]:

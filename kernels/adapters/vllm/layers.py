@@ -15,12 +15,13 @@ import torch
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.qwen3 import Qwen3Attention
 
 from samebits.kernels.ops.embedding.op import embedding
-from samebits.kernels.ops.linear.op import linear
+from samebits.kernels.ops.linear.op import linear, linear_float32
 from samebits.kernels.ops.normed_rotary.op import normed_rotary
 from samebits.kernels.ops.rms_norm.op import rms_norm
 from samebits.kernels.ops.rotary.op import rotary
@@ -83,6 +84,16 @@ class SamebitsEmbeddingMethod(UnquantizedEmbeddingMethod):
     def embedding(self, layer: Any, input_: torch.Tensor) -> torch.Tensor:
         """ids [T] -> [T, K]."""
         return embedding(input_, layer.weight.data)
+
+
+class SamebitsLogitsProcessor(LogitsProcessor):
+    """samebits::linear_float32 as lm_head of an engine with head_dtype float32."""
+
+    def _apply_head(
+        self, lm_head: Any, hidden_states: torch.Tensor, embedding_bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """hidden_states [M, K] -> logits [M, padded V] float32."""
+        return linear_float32(hidden_states, lm_head.weight.data, embedding_bias)
 
 
 class SamebitsQwen3Attention(Qwen3Attention):

@@ -15,14 +15,23 @@ from samebits.kernels.ops.linear.checks import check
 
 def contract(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., K], weight [N, K], bias [N] or None, one dtype: [..., N] in that dtype, rounded once from float32."""
+    return _contract(x, weight, bias, x.dtype)
+
+
+def contract_wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same without the last rounding: [..., N] float32."""
+    return _contract(x, weight, bias, torch.float32)
+
+
+def _contract(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     check(x, weight, bias)
     x_MK = x.reshape(-1, x.shape[-1])
     if x.device.type == "cpu":
-        y_MN = _on_cpu(x_MK, weight, bias)
+        y_MN = _on_cpu(x_MK, weight, bias).to(dtype)
     else:
         from samebits.kernels.ops.linear.triton import PLAIN, chain
 
-        y_MN = chain(x_MK, weight, bias, PLAIN)
+        y_MN = chain(x_MK, weight, bias, PLAIN, dtype)
     return y_MN.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -33,7 +42,7 @@ def _on_cpu(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None) -> Tensor:
         acc_MN += x_M[:, None] * weight_N
     if bias is not None:
         acc_MN += bias.float()
-    return acc_MN.to(x_MK.dtype)
+    return acc_MN
 
 
 def contract_backward(

@@ -22,6 +22,8 @@ TABLE = Path(__file__).with_name("table_sm90.json")
 CONTRACT = 1
 """Version of the contract in README.md."""
 FALLBACK = Config(16, 32, 256, 4, 3)
+WIDE_ROWS = "4100x4096"
+"""The table's shape whose rows are Triton at every M."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,3 +114,15 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         else chain(x_MK, weight, bias, choice.triton)
     )
     return y_MN.reshape(*x.shape[:-1], N)
+
+
+def run_wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`run` without the last rounding: float32. Triton at every M, by the table's rows for a width not of cuBLASLt."""
+    x_MK = x.reshape(-1, x.shape[-1])
+    rows = table()["shapes"][WIDE_ROWS]
+    entry = next(entry for largest, entry in rows if largest is None or largest >= x_MK.shape[0])
+    choice = parse(entry)
+    assert choice.triton is not None
+    ran(f"linear float32 {choice.label}")
+    y_MN = chain(x_MK, weight, bias, choice.triton, torch.float32)
+    return y_MN.reshape(*x.shape[:-1], weight.shape[0])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from samebits.kernels.ops.linear.checks import check
-from samebits.kernels.ops.linear.contract import contract, contract_backward
+from samebits.kernels.ops.linear.contract import contract, contract_backward, contract_wide
 from samebits.kernels.ops.ran import ran
 
 
@@ -48,4 +48,35 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., K] times weight [N, K] transposed plus bias [N], by the contract in README.md: [..., N] in the dtype
     of x."""
     y: Tensor = linear_op(x, weight, bias)
+    return y
+
+
+@torch.library.custom_op("samebits::linear_float32", mutates_args=())
+def wide_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See README.md."""
+    check(x, weight, bias)
+    if x.is_cuda:
+        from samebits.kernels.ops.linear.dispatch import run_wide
+
+        return run_wide(x, weight, bias)
+    ran("linear float32 contract")
+    return contract_wide(x, weight, bias)
+
+
+@wide_op.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.float32)
+
+
+def _wide_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """As for linear, from the gradient rounded to the dtype of x."""
+    return _backward(ctx, grad.to(ctx.saved_tensors[0].dtype))
+
+
+wide_op.register_autograd(_wide_backward, setup_context=_save)
+
+
+def linear_float32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear` without its last rounding: float32 [..., N], the accumulator as it is. For an lm_head in float32."""
+    y: Tensor = wide_op(x, weight, bias)
     return y

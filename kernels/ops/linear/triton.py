@@ -92,11 +92,16 @@ def linear_kernel(
     tl.store(y, acc.to(y_ptr.dtype.element_ty), mask=in_m[:, None] & in_n[None, :])
 
 
-def chain(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, config: Config) -> Tensor:
-    """One launch of `linear_kernel`: [M, N] in the dtype of x. x and weight dense, one dtype, one device."""
+def chain(
+    x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, config: Config, dtype: torch.dtype | None = None
+) -> Tensor:
+    """One launch of `linear_kernel`: [M, N]. x and weight dense, one dtype, one device.
+
+    dtype: of the result, that of x or float32 (the accumulator as it is); None: that of x.
+    """
     M, K = x_MK.shape
     N = weight_NK.shape[0]
-    y_MN = torch.empty(M, N, dtype=x_MK.dtype, device=x_MK.device)
+    y_MN = torch.empty(M, N, dtype=dtype or x_MK.dtype, device=x_MK.device)
     if M == 0:
         return y_MN
     if x_MK.dtype == torch.float32:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.operators import Facts
 from samebits.kernels.adapters.rotary_table import rotary_table
-from samebits.kernels.adapters.samebits_ops import check, embedding
+from samebits.kernels.adapters.samebits_ops import check, embedding, float32_head
 from samebits.kernels.adapters.transformers.engine import patch
 from samebits.kernels.registry import operator
 from samebits.tools.sides.transformers.tiny import write_tiny
@@ -111,3 +111,19 @@ def test_the_padding_row_of_an_embedding_gets_no_gradient() -> None:
     assert weight.grad is not None
     assert not bool(weight.grad[1].any())
     assert bool((weight.grad[3] == 1).all())
+
+
+def test_a_float32_head_gives_the_accumulator_that_the_other_rounds(model: Any) -> None:
+    ids = torch.randint(2, 192, (20,), generator=torch.Generator().manual_seed(2))
+    patched = patch(model, "samebits")
+    with torch.no_grad():
+        narrow = logits_of(model, ids)
+    patched.undo()
+    patched = patch(model, {"*": "samebits", "head": float32_head()})
+    wide = logits_of(model, ids)
+    patched.logprob(wide, ids).sum().backward()
+    patched.undo()
+    model.zero_grad()
+    assert wide.dtype == torch.float32
+    assert torch.equal(bits(wide.bfloat16()), bits(narrow))
+    assert bool((wide != wide.bfloat16().float()).any()), "the float32 logits hold nothing that bf16 does not"

@@ -10,8 +10,8 @@ from tests.kernels.ops.heavy import interpreted, raw, unequal_rows
 
 from samebits.kernels.ops import rows
 from samebits.kernels.ops.linear import cublaslt, dispatch, inputs
-from samebits.kernels.ops.linear.contract import contract
-from samebits.kernels.ops.linear.op import linear, linear_op
+from samebits.kernels.ops.linear.contract import contract, contract_wide
+from samebits.kernels.ops.linear.op import linear, linear_float32, linear_op
 from samebits.kernels.ops.linear.reference import reference
 
 CPU = torch.device("cpu")
@@ -133,3 +133,18 @@ def test_the_digest_names_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: A
     other.write_bytes(dispatch.TABLE.read_bytes() + b" ")
     monkeypatch.setattr(dispatch, "TABLE", other)
     assert dispatch.digest() != before
+
+
+def test_the_float32_linear_is_the_accumulator_that_the_other_rounds() -> None:
+    args = inputs.draw(SHAPE, 5, torch.bfloat16, CPU, 3, False)
+    wide = linear_float32(**args)
+    assert wide.dtype == torch.float32
+    assert torch.equal(raw(wide.bfloat16()), raw(linear(**args)))
+    assert torch.equal(raw(wide), raw(contract_wide(**args)))
+    assert bool((wide != wide.bfloat16().float()).any())
+
+
+def test_the_float32_linear_has_a_kernel_of_ours_for_every_number_of_rows() -> None:
+    entries = dispatch.table()["shapes"][dispatch.WIDE_ROWS]
+    assert entries[-1][0] is None
+    assert all(dispatch.parse(entry).triton is not None for _, entry in entries)

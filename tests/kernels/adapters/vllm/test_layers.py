@@ -111,7 +111,7 @@ def test_a_cache_of_another_shape_is_refused_and_strides_are_taken_as_they_are()
         ({"cache_dtype": "fp8"}, "kv_cache_dtype = 'fp8'"),
         ({"lora_config": "some"}, "lora_config"),
         ({"speculative_config": "some"}, "speculative_config"),
-        ({"head_dtype": torch.float32}, "head_dtype"),
+        ({"head_dtype": torch.float16}, "head_dtype"),
         ({"additional_config": {}}, "samebits_kernels"),
     ],
 )
@@ -161,3 +161,22 @@ def test_kernels_of_replaced_operators_are_told_from_those_that_stay() -> None:
         "_topk_log_softmax_kernel",
     )
     assert foreign(dict.fromkeys((*stay, *gone), (1, 1.0))) == sorted(gone)
+
+
+def test_a_float32_head_is_taken_by_the_logits_processor_of_an_engine_that_asks_for_it() -> None:
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    from samebits.kernels.adapters.vllm.install import _logits
+    from samebits.kernels.ops.linear.op import linear, linear_float32
+
+    with set_current_vllm_config(VllmConfig()):
+        module: Any = LogitsProcessor(9)
+    assert _logits("logits_processor", module) == []
+    module.head_dtype = torch.float32
+    (change,) = _logits("logits_processor", module)
+    change.put()
+    x, weight = torch.randn(3, 16).bfloat16(), torch.randn(9, 16).bfloat16()
+    found = module._apply_head(SimpleNamespace(weight=weight), x, None)
+    assert torch.equal(bits(found), bits(linear_float32(x, weight)))
+    assert torch.equal(found.bfloat16(), linear(x, weight))
