@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from samebits.tools.gate.regression.pieces import ELSEWHERE
 from samebits.tools.gate.regression.write import LOCK
 from samebits.tools.schema.artifacts.regression import Throughput
 from samebits.tools.schema.results import Result
@@ -57,7 +58,7 @@ def result_of(report: RegressionReport, folder: str, source: Source, job: Job) -
         ids=ids,
         rows=rows,
         total=len(rows),
-        next=_next(report, source),
+        next=_next(report, source, job),
     )
 
 
@@ -100,7 +101,10 @@ def _detail(axis: AxisRow) -> str:
     return "" if axis.control is None else axis.control.disturbed
 
 
-def _next(report: RegressionReport, source: Source) -> str:
+def _next(report: RegressionReport, source: Source, job: Job) -> str:
+    left = [axis.outcome for axis in report.axes if axis.red]
+    if left and all(outcome.status == "not_run" and outcome.reason == ELSEWHERE for outcome in left):
+        return f"the axes that are left: samebits gate --resume {job.folder}"
     first = next((axis for axis in report.axes if axis.outcome.status == "differs"), None)
     if first is None:
         return "mend what the summary names, then samebits gate again"

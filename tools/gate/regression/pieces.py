@@ -20,6 +20,7 @@ from samebits.tools.store import artifact
 if TYPE_CHECKING:
     import torch
 
+ELSEWHERE = "not in this piece: go on from it with --resume"
 DONE = ("exact", "differs", "too_few", "vacuous")
 """Outcomes that are not tried again: there are no reruns."""
 
@@ -81,5 +82,4 @@ def merged(rows: list[AxisRow], before: Earlier | None, required: tuple[AxisName
 
 def absent(name: AxisName) -> AxisRow:
     """An axis that [gate] requires, that this piece was not asked for and no earlier one has."""
-    reason = "not in this piece: go on from it with --resume"
-    return AxisRow(name=name, required=True, outcome=NotRun(reason=reason), seconds=0.0)
+    return AxisRow(name=name, required=True, outcome=NotRun(reason=ELSEWHERE), seconds=0.0)

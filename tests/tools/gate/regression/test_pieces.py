@@ -46,6 +46,7 @@ def test_a_piece_without_what_the_experiment_requires_is_not_green_until_a_later
     first, one = gated(**required, axes=("repeat",), job="one")
     assert {axis.name: axis.outcome.status for axis in one.axes} == {"repeat": "exact", "trainer_rollout": "not_run"}
     assert (one.verdict.kind, first.exit_code) == ("unjudged", 2)
+    assert first.next == f"the axes that are left: samebits gate --resume {tmp_path / 'one'}"
     second, _ = gated(**required, axes=("trainer_rollout",), resume=str(tmp_path / "one"), job="two")
     assert second.exit_code == 0
 
