@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from samebits.kernels.ops.lanes import aligned, lane_sum, lanes_of, sqrt, unit_of
 from samebits.kernels.registry import OPERATORS, operator
 
-ROW_OPERATORS = ("rms_norm", "silu_mul", "rotary", "embedding", "logprob")
+ROW_OPERATORS = ("rms_norm", "silu_mul", "rotary", "embedding", "logprob", "normed_rotary")
 CPU = torch.device("cpu")
 
 
