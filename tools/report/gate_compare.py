@@ -118,8 +118,10 @@ def _side(axis: AxisRow | None) -> Side | None:
 
 
 def _change(old: AxisRow | None, new: AxisRow | None) -> Change:
-    if old is None or new is None:
-        return "new" if old is None else "gone"
+    if old is None:
+        return "new"
+    if new is None:
+        return "gone" if old.outcome.status == "exact" else "other"
     before, now = old.outcome.status, new.outcome.status
     if before == now:
         return "same"

@@ -94,6 +94,8 @@ def test_an_axis_that_is_gone_is_a_loss_and_a_new_one_is_none() -> None:
     rows = gate_compare.compared(report(batch="exact"), report(order="exact"))
     assert {row.name: row.change for row in rows} == {"order": "new", "batch": "gone"}
     assert gate_compare.worse(rows) == ["batch"]
+    rows = gate_compare.compared(report(batch="not_run"), report(order="exact"))
+    assert gate_compare.worse(rows) == [], "it proved nothing before"
 
 
 def test_what_else_changed_is_listed_once_each() -> None:
