@@ -116,12 +116,12 @@ def loops(plan: Plan, job: Job) -> None:
 
     job.emit(plan.arm, "loading the engine and the trainer")
     engine, policy, task = sides(plan)
-    begin = None
+    # A large model's state is copied only where it is needed again.
+    begin = _copy(policy.state()) if len(plan.lags) > 1 else None
     for lag in plan.lags:
         folder = Path(plan.folder) / f"lag-{lag}"
         folder.mkdir(exist_ok=True)
-        begin = begin or _copy(policy.state())
-        if engine.version:
+        if engine.version and begin is not None:
             policy.restore(_copy(begin))
             policy.push(engine.llm)
             engine.version = 0
