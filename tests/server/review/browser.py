@@ -111,9 +111,18 @@ class Browser:
     def until(self, expression: str, seconds: float = WAIT_S) -> None:
         """Wait until an expression is true."""
         end = time.monotonic() + seconds
-        while not self.value(expression):
+        while not self._now(expression):
             assert time.monotonic() < end, f"never true: {expression}\n{self.text()[:2000]}"
             time.sleep(0.05)
+
+    def _now(self, expression: str) -> bool:
+        """Whether it is true now; a page that is just being left has no answer."""
+        try:
+            return bool(self.value(expression))
+        except AssertionError as gone:
+            if "navigated or closed" in str(gone) or "context was destroyed" in str(gone):
+                return False
+            raise
 
     def open(self, address: str) -> None:
         """Go to a page and wait until it is there."""
