@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from samebits.kernels.adapters.transformers.checkpoint import checkpoint_tensors
 from samebits.kernels.adapters.transformers.engine import patch
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment, Rollout, Workload
-from samebits.tools.schema.passes import Generate, How, Score
+from samebits.tools.schema.passes import Generate, How, Push, Score
 from samebits.tools.sides import rollout_store
 from samebits.tools.sides.session import Session
 from samebits.tools.sides.transformers.tiny import write_tiny
@@ -87,6 +89,21 @@ def test_the_engine_gives_the_same_bits_on_every_path(live: Any, count_differing
         assert count_differing(found[asked], data.logprob_N[asked]) == 0, how
 
 
+def test_both_sides_are_equal_again_after_an_update(
+    live: Any, packed: Any, count_differing: Callable[..., int], tmp_path: Path
+) -> None:
+    session, work, model = live
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.0 + 0.02 * torch.randn_like(parameter))
+    save_file(checkpoint_tensors(model), tmp_path / "weights.safetensors")
+    old = generate(session, work, WORK)
+    session.ask(Push(weights=str(tmp_path / "weights.safetensors"), version=1))
+    new = generate(session, work, WORK)
+    assert count_differing(scored(model, old, "samebits", packed), old.logprob_N) > 0
+    assert count_differing(scored(model, new, "samebits", packed), new.logprob_N) == 0
+
+
 def test_the_side_lists_what_it_replaced_and_what_ran(live: Any) -> None:
     lines = "\n".join(live[0].opened.lines)
     for operator in ("embedding", "linear", "normed_rotary", "attention", "rms_norm", "silu_mul"):
@@ -115,5 +132,5 @@ def test_the_engine_as_it_runs_by_default_compiles_around_the_operators(
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
         data = generate(session, tmp_path, WORK)
         assert count_differing(scored(model, data, "samebits", packed), data.logprob_N) == 0
-        assert session.opened.facts["compiled"] == "VLLM_COMPILE"
+        assert session.opened.facts["compiled"] not in ("", "NONE", "0")
         assert "none" in str(session.opened.facts["custom_ops"])
