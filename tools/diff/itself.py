@@ -258,7 +258,7 @@ def _finish(search: Search, look: Look, gap: GapStats, words: str) -> Result:
             "verdict": verdict,
             "summary": summary,
             "ids": {"divergence": folder.name, "rollout": str(search.rollout)},
-            "rows": report.rows(search.work),
+            "rows": report.rows(search.work, []),
             "total": len(search.work),
         }
     )

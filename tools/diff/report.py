@@ -99,8 +99,8 @@ def _replayed(taps: Taps | None, module: str) -> bool | None:
     return all(told) if told else None
 
 
-def rows(work: list[WorkItem]) -> tuple[dict[str, Cell], ...]:
-    """The work list as a table."""
+def rows(work: list[WorkItem], cut: list[int]) -> tuple[dict[str, Cell], ...]:
+    """The work list as a table; `cut` are the operators whose inputs were kept, so that minimize can take them."""
     return tuple(
         {
             "#": item.index,
@@ -112,6 +112,7 @@ def rows(work: list[WorkItem]) -> tuple[dict[str, Cell], ...]:
             "cause": item.cause.name,
             "effect max": item.effect.max,
             "then": item.proof.equal_until,
+            "minimize": "yes" if item.index in cut else "no",
         }
         for item in work
     )

@@ -17,7 +17,7 @@ from samebits.tools.diff.rows import by_digest
 from samebits.tools.job.job import device_of
 from samebits.tools.job.rollouts import obtain
 from samebits.tools.measure.gap import stats
-from samebits.tools.measure.workload_check import check_request
+from samebits.tools.measure.workload_check import check_dtypes, check_request
 from samebits.tools.repro import evidence
 from samebits.tools.schema.artifacts.divergence import (
     AlignmentManifest,
@@ -62,6 +62,7 @@ def run_diff(request: DiffRequest, job: Job) -> Result:
     check_request(experiment, request.rollout)
     if request.against != "trainer":
         return diff_itself(request, job)
+    check_dtypes(experiment)
     with ExitStack() as stack:
         job.prepare("trainer", experiment)
         engine = stack.enter_context(job.open_side("rollout", experiment))
@@ -252,7 +253,12 @@ def _finish(
     kept = {evidence.names(number): one.evidence for number, one in enumerate(explained or []) if one.evidence}
     texts = {text: content for (text, _), (content, _) in kept.items()}
     artifact.write(folder, manifest, {data: tensors for (_, data), (_, tensors) in kept.items()}, texts)
-    table = report.rows(list(manifest.work))
+    cut = [number for number, one in enumerate(explained or []) if one.evidence]
+    table = report.rows(list(manifest.work), cut)
+    if cut:
+        next_step = f"samebits minimize {folder} --operator {cut[0]}"
+    elif manifest.work:
+        next_step = "none of these operators can be cut out yet: their causes say what is missing"
     verdict = {"identical": "equal", "diverged": "differs", "incomparable": "unjudged"}[manifest.outcome.status]
     ids = {"divergence": folder.name, "rollout": str(Path(asker.rollout))}
     return Result.model_validate(
@@ -263,6 +269,6 @@ def _finish(
             "rows": table[:SHOWN],
             "truncated": len(table) > SHOWN,
             "total": len(table),
-            "next": f"samebits minimize {folder} --operator 0" if manifest.work else next_step,
+            "next": next_step,
         }
     )

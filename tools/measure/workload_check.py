@@ -28,6 +28,22 @@ def check_request(experiment: Experiment, rollout: str | None) -> None:
         check_workload(experiment)
 
 
+def check_dtypes(experiment: Experiment) -> None:
+    """Sides that compute in two dtypes have no tensor with equal bits, so no operator could be told from another.
+
+    Raises:
+        UserError: both sides take their dtype from the experiment, and the two are not one.
+    """
+    ours, theirs = experiment.rollout, experiment.trainer
+    if ours.side.startswith("python:") or theirs.side.startswith("python:") or ours.dtype == theirs.dtype:
+        return
+    raise UserError(
+        f'[rollout] dtype = "{ours.dtype}", [trainer] dtype = "{theirs.dtype}"',
+        "no tensor of the two sides can have equal bits, so no operator can be named",
+        "set both to one dtype; `samebits measure` tells the gap of the two as they are",
+    )
+
+
 def check_engine(experiment: Experiment) -> str:
     """What the rollout engine can take; returns it in words.
 

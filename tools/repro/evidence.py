@@ -71,11 +71,10 @@ def unpack(folder: Path, number: int) -> tuple[Observation, Evidence]:
     """
     text, data = names(number)
     if not (folder / text).is_file():
-        reason = (
-            "its inputs were not kept: the same operator of an earlier layer was (look for operator-N.json), or it "
-            "is a region, or of a kind whose inputs cannot be put together yet"
-        )
-        raise UserError(f"operator {number} of {folder}", reason, "choose another operator of the work list")
+        kept = sorted(int(path.stem.rpartition("-")[2]) for path in folder.glob("operator-*.json"))
+        reason = "its inputs were not kept (its cause in the work list says why, or it repeats an operator that was)"
+        others = f"--operator {' or '.join(map(str, kept))}" if kept else "capture more: no operator's inputs were kept"
+        raise UserError(f"operator {number} of {folder}", reason, others)
     evidence = Evidence.model_validate_json((folder / text).read_text(encoding="utf-8"))
     tensors = load_tensors(folder, data)
     if evidence.device == "cuda" and not torch.cuda.is_available():

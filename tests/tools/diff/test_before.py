@@ -137,3 +137,20 @@ def test_a_workload_that_cannot_run_is_refused_before_a_side_starts(
     monkeypatch.setattr(Job, "open_side", opened)
     with pytest.raises(UserError, match="the model takes 128"):
         diffed(models(dtype="bfloat16"), tmp_path / "job", longest=200)
+
+
+def test_sides_of_two_dtypes_are_refused_before_a_side_starts(
+    models: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control is every other diff here: sides of one dtype run."""
+
+    def opened(*_: Any, **__: Any) -> None:
+        raise AssertionError("a side was started")
+
+    monkeypatch.setattr(Job, "open_side", opened)
+    rollout = {"side": "transformers", "model": str(models(dtype="bfloat16"))}
+    workload = {"prompts": 1, "prompt_tokens": (8, 20), "new_tokens": 4}
+    both = {"rollout": rollout, "trainer": {"dtype": "float32"}, "workload": workload}
+    request = DiffRequest.model_validate({"experiment": {"device": "cpu", **both}})
+    with pytest.raises(UserError, match='trainer] dtype = "float32": no tensor of the two sides can have equal bits'):
+        run_diff(request, Job(tmp_path))

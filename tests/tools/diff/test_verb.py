@@ -66,6 +66,8 @@ def test_a_planted_norm_is_the_only_operator_named_and_its_rounding_is_the_cause
     assert item.effect.nonzero > 0
     assert found.unexplained.exact
     assert not found.gap.exact
+    assert result.rows[0]["minimize"] == "yes"
+    assert str(result.next).endswith("--operator 0")
 
 
 def test_two_planted_operators_come_in_execution_order_each_with_its_effect(
