@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.server.cli import gate_compare, show
+from samebits.server.cli import gate_compare, gate_lock, show
 from samebits.server.jobs import launch
 from samebits.server.jobs.start import start
 from samebits.tools.report import junit
@@ -69,7 +69,9 @@ def gate(
         _write_junit(junit_file, outcome, folder)
     target = lock or (None if tiny else _beside(config))
     if target is not None and isinstance(outcome, Succeeded) and outcome.result.verdict == "equal":
-        shutil.copyfile(folder / outcome.result.ids["lock"], target)
+        said = gate_lock.put(folder / outcome.result.ids["lock"], target)
+        summary = "\n".join(filter(None, (outcome.result.summary, said)))
+        outcome = outcome.model_copy(update={"result": outcome.result.model_copy(update={"summary": summary})})
     raise typer.Exit(show.finish(outcome, running, as_json=as_json))
 
 

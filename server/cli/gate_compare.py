@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show_both(old: Path, new: Path, page: Path, *, as_json: bool) -> int:
-    """Write the page and print what changed; exits 1 when an axis is no longer proved.
+    """Write the page and print what changed; exits 1 when an axis is red now or no longer proved.
 
     Raises:
         UserError: no report of this schema version there, or the page cannot be written.
@@ -28,7 +28,7 @@ def show_both(old: Path, new: Path, page: Path, *, as_json: bool) -> int:
         page.write_text(gate_compare.page(reports[0], reports[1], (str(old), str(new))), encoding="utf-8")
     except OSError as error:
         raise UserError(str(page), f"cannot be written ({error.strerror})", "name a file with --out") from error
-    lost, changes = gate_compare.worse(rows), gate_compare.changes(*reports)
+    red, lost, changes = gate_compare.red(reports[1]), gate_compare.worse(rows), gate_compare.changes(*reports)
     table: list[dict[str, Cell]] = [
         {
             "axis": row.name,
@@ -39,10 +39,12 @@ def show_both(old: Path, new: Path, page: Path, *, as_json: bool) -> int:
         }
         for row in rows
     ]
-    summary = f"no longer proved: {', '.join(lost)}" if lost else "nothing got worse"
+    said = [f"red: {', '.join(red)}"] if red else []
+    said += [f"no longer proved: {', '.join(lost)}"] if lost else []
+    summary = "; ".join(said) or "nothing got worse"
     summary += f"; not the same: {', '.join(name for name, _, _ in changes)}" if changes else "; nothing else changed"
     result = Result(
-        verdict="differs" if lost else "done",
+        verdict="differs" if red or lost else "done",
         summary=summary,
         ids={"page": str(page)},
         rows=tuple(table),

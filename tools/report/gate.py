@@ -102,7 +102,8 @@ def _verdict(report: RegressionReport) -> tuple[str, str]:
     """Style class and words."""
     verdict = report.verdict
     if verdict.kind == "green":
-        return "good", f"exact on {len(verdict.axes)} axes ({verdict.tokens} comparisons of a token)"
+        agree = "" if "trainer_rollout" in verdict.axes else "; not proved: that trainer and rollout agree"
+        return "good", f"exact on {len(verdict.axes)} axes ({verdict.tokens} comparisons of a token){agree}"
     return "bad", "bits differ" if verdict.kind == "red" else "not proved"
 
 

@@ -58,6 +58,11 @@ def worse(rows: list[Row]) -> list[str]:
     return [row.name for row in rows if row.change in ("worse", "gone")]
 
 
+def red(new: RegressionReport) -> list[str]:
+    """Axes that make the newer report red by themselves, whatever they were before."""
+    return [axis.name for axis in new.axes if axis.red]
+
+
 def changes(old: RegressionReport, new: RegressionReport) -> list[tuple[str, str, str]]:
     """(name, before, now) of everything of the environment and of what ran that is not equal."""
     pairs = {"machine": (old.environment.platform, new.environment.platform)}
@@ -95,6 +100,7 @@ def page(old: RegressionReport, new: RegressionReport, names: tuple[str, str]) -
             names=names,
             rows=rows,
             css=CSS,
+            red=red(new),
             worse=worse(rows),
             changes=changes(old, new),
             histogram=Markup(histogram),

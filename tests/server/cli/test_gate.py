@@ -80,18 +80,33 @@ def test_red_exits_1_and_writes_no_lock(place: Path) -> None:
 
 def test_pieces_merge_and_two_reports_stand_side_by_side(place: Path) -> None:
     one = gate("--axes", "trainer_repeat", "--out", "one", cwd=place)
-    two = gate("--axes", "micro_batch,batch", "--resume", "one", "--out", "two", "--json", cwd=place)
+    two = gate("--axes", "gradients,batch", "--resume", "one", "--out", "two", "--json", cwd=place)
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
     rows = {row["axis"]: row["outcome"] for row in json.loads(two.stdout)["result"]["rows"]}
-    assert rows == {"batch": "not run", "trainer_repeat": "exact", "micro_batch": "not run"}
+    assert rows == {"batch": "not run", "trainer_repeat": "exact", "gradients": "exact"}
+    assert set(json.loads((place / "samebits.lock").read_text())["axes"]) == {"trainer_repeat", "gradients"}
     same = gate("--compare", "one", "two", "--out", "page.html", cwd=place)
     assert same.returncode == 0, same.stderr
     assert "nothing got worse" in (place / "page.html").read_text(encoding="utf-8")
     back = gate("--compare", "two", "one", "--json", cwd=place)
     assert (back.returncode, json.loads(back.stdout)["verdict"]) == (1, "differs")
+    gate("--axes", "trainer_rollout", "--resume", "one", "--out", "three", cwd=place)
+    red = gate("--compare", "one", "three", "--out", "red.html", "--json", cwd=place)
+    assert (red.returncode, json.loads(red.stdout)["summary"].split("; ")[0]) == (1, "red: trainer_rollout")
     none = gate("--compare", "one", "nowhere", cwd=place)
     assert none.returncode == 2
     assert "nowhere: no regression artifact here" in none.stderr
+
+
+def test_a_gate_of_fewer_axes_leaves_the_lock_as_it_is_and_says_so(place: Path) -> None:
+    lock = place / "kept.lock"
+    assert gate("--axes", "trainer_repeat,gradients", "--lock", "kept.lock", "--out", "all", cwd=place).returncode == 0
+    before = lock.read_bytes()
+    assert set(json.loads(before)["axes"]) == {"trainer_repeat", "gradients"}
+    part = gate("--axes", "trainer_repeat", "--lock", "kept.lock", "--out", "part", cwd=place)
+    assert (part.returncode, lock.read_bytes()) == (0, before), part.stderr
+    assert "kept.lock left as it is: it also proves gradients" in part.stdout
+    assert f"--axes gradients --resume {place / 'part'}" in part.stdout
 
 
 def test_without_a_verdict_it_exits_2_and_junit_holds_one_error(place: Path) -> None:

@@ -98,6 +98,20 @@ def test_an_axis_that_is_gone_is_a_loss_and_a_new_one_is_none() -> None:
     assert gate_compare.worse(rows) == [], "it proved nothing before"
 
 
+@pytest.mark.parametrize("before", [{}, {"batch": "differs"}, {"batch": "exact"}])
+def test_an_axis_that_is_red_now_is_said_whatever_it_was_before(before: dict[str, str]) -> None:
+    old, new = report(order="exact", **before), report(order="exact", batch="differs")
+    assert gate_compare.red(new) == ["batch"]
+    page = gate_compare.page(old, new, ("1.0", "1.1"))
+    assert '<p class="verdict bad">red: batch; ' in page
+    assert "nothing got worse" not in page
+    assert gate_compare.red(old) == (["batch"] if before == {"batch": "differs"} else [])
+
+
+def test_an_axis_that_did_not_run_and_need_not_is_not_red() -> None:
+    assert gate_compare.red(report(batch="not_run", order="exact")) == []
+
+
 def test_what_else_changed_is_listed_once_each() -> None:
     changes = gate_compare.changes(report(batch="exact"), report("2.14.0", batch="exact"))
     assert changes == [("torch", "2.13.0", "2.14.0"), ("rollout: torch", "2.13.0", "2.14.0")]

@@ -73,7 +73,9 @@ def report(status: str, *, required: bool = False, control: ControlRow = BIT) ->
 
 
 def test_the_verdict_and_each_outcome_are_said_in_words_and_colour() -> None:
-    assert 'class="verdict good">verdict: exact on 1 axes' in gate.gate(report("exact"), ())
+    page = gate.gate(report("exact"), ())
+    assert 'class="verdict good">verdict: exact on 1 axes' in page
+    assert "not proved: that trainer and rollout agree" in page, "batch alone was asked"
     for status in ("differs", "too_few", "vacuous"):
         made = gate.gate(report(status), ())
         assert 'class="verdict bad"' in made

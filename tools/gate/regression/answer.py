@@ -39,6 +39,8 @@ def result_of(report: RegressionReport, folder: str, source: Source, job: Job) -
     skipped = [axis.name for axis in report.axes if axis.outcome.status == "not_run"]
     also = f" Not run: {', '.join(skipped)}." if skipped else ""
     if verdict.kind == "green":
+        if "trainer_rollout" not in verdict.axes:
+            also += " Not proved: that trainer and rollout agree (trainer_rollout)."
         summary = (
             f"Exact: {len(verdict.axes)} axes, {verdict.tokens} comparisons of a token, every control failed.{also}"
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from samebits.kernels.contract_version import CONTRACT_VERSION
 from samebits.tools.gate.regression import judge
 from samebits.tools.report import gate as page
 from samebits.tools.report import junit
-from samebits.tools.schema.artifacts.regression import Green, Lock, RegressionReport
+from samebits.tools.schema.artifacts.regression import AxisName, Green, Lock, RegressionReport
 from samebits.tools.store import artifact, fingerprint
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from samebits.tools.schema.experiment import Experiment
 
 LOCK = "samebits.lock"
+UNASKED = "not asked for"
 ROLLOUT = ("side", "dtype", "kernels", "eager", "logprobs", "max_model_len", "env", "engine")
 TRAINER = ("side", "dtype", "kernels", "attention", "layout", "micro_batch", "logprob", "env", "options")
 
@@ -92,11 +93,13 @@ def lock_of(
     report: RegressionReport, prints: Mapping[str, Mapping[str, str]], experiment: Experiment, identity: str
 ) -> Lock:
     """What the green report proved, and where. A side that was not asked proves nothing."""
+    ran = {row.name for row in report.axes}
     return Lock(
         contract_version=CONTRACT_VERSION,
         gate=identity,
         axes={row.name: row.outcome.tokens for row in report.axes if row.outcome.status == "exact"},
-        not_proved={row.name: row.outcome.reason for row in report.axes if row.outcome.status == "not_run"},
+        not_proved=dict.fromkeys((name for name in get_args(AxisName) if name not in ran), UNASKED)
+        | {row.name: row.outcome.reason for row in report.axes if row.outcome.status == "not_run"},
         settings={"rollout": _settings(experiment.rollout, ROLLOUT), "trainer": _settings(experiment.trainer, TRAINER)},
         proved={role: dict(values) for role, values in prints.items() if role in report.sides},
         environment=report.environment,

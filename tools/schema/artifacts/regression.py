@@ -247,7 +247,7 @@ class Lock(Model):
     axes: dict[str, int]
     """Axes proved, with the fewest tokens any of their ways compared."""
     not_proved: dict[str, str]
-    """Axes that did not run, with the reason."""
+    """Axes that did not run or were not asked for, with the reason."""
     settings: dict[str, dict[str, str]]
     """By section: what of samebits.toml the bits depend on."""
     proved: dict[str, dict[str, str]]

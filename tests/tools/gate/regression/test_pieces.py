@@ -191,6 +191,29 @@ def test_the_stock_engine_has_nothing_of_samebits() -> None:
     )
 
 
+def test_a_lock_without_trainer_rollout_says_that_the_sides_were_not_compared(
+    gated: Callable[..., Any], tmp_path: Path
+) -> None:
+    said = "Not proved: that trainer and rollout agree (trainer_rollout)."
+    for job, axes, agree in (("one", ("repeat", "trainer_repeat"), False), ("two", ("trainer_rollout",), True)):
+        result, _ = gated(axes=axes, job=job)
+        lock = Lock.model_validate_json((tmp_path / job / result.ids["lock"]).read_text())
+        assert (result.exit_code, said in result.summary) == (0, not agree)
+        assert set(lock.axes) == set(axes)
+        assert ("trainer_rollout" in lock.not_proved) == (not agree)
+        assert {*lock.axes, *lock.not_proved} == set(verb.names()), "each axis is one or the other"
+
+
+def test_a_lock_counts_the_tokens_of_the_smallest_way_and_the_table_those_of_all_ways(
+    gated: Callable[..., Any], tmp_path: Path
+) -> None:
+    result, report = gated(axes=("repeat",))
+    counts = [way.stats.tokens for way in report.axes[0].compared]
+    assert counts == [30, 30]
+    lock = Lock.model_validate_json((tmp_path / result.ids["lock"]).read_text())
+    assert (lock.axes["repeat"], result.rows[0]["tokens"]) == (min(counts), sum(counts))
+
+
 def test_a_side_that_was_not_asked_proves_nothing(gated: Callable[..., Any], tmp_path: Path) -> None:
     result, _ = gated(axes=("repeat",))
     lock = Lock.model_validate_json((tmp_path / result.ids["lock"]).read_text())
