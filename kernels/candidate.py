@@ -53,6 +53,19 @@ class Loaded:
     backward: Callable[..., Any] | None
 
 
+def unclaimed(candidate: Candidate, dtype: str, device: str = "") -> tuple[str, str] | None:
+    """Why it cannot run under a side, and what it was built for; None: it claims both.
+
+    Args:
+        dtype: of the side, as in samebits.toml.
+        device: "cpu" or "cuda"; empty: not known yet.
+    """
+    for word, found, claimed in (("dtype", dtype, candidate.dtypes), ("device", device, candidate.devices)):
+        if found and found not in claimed:
+            return f"does not claim {word} {found}", f"it was built for {', '.join(claimed)}"
+    return None
+
+
 def digest_of(folder: Path, source: Path) -> str:
     """sha256 over both files, each with its length in front."""
     total = hashlib.sha256()

@@ -17,7 +17,7 @@ import torch
 from samebits.kernels.adapters import samebits_ops
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.operators import Facts, Operator, RoleName
-from samebits.kernels.candidate import Candidate, Loaded, describe, load
+from samebits.kernels.candidate import Candidate, Loaded, describe, load, unclaimed
 from samebits.kernels.registry import operator
 
 PLAYS: dict[str, tuple[RoleName, ...]] = {
@@ -93,17 +93,8 @@ def _played(role: RoleName, candidate: Candidate, loaded: Loaded) -> Operator:
         return Through.apply(loaded.run, own, tuple(bound.arguments), *bound.arguments.values())  # type: ignore[no-untyped-call]
 
     def check(facts: Facts) -> None:
-        dtype = str(facts.dtype).removeprefix("torch.")
-        for word, found, claimed in (
-            ("dtype", dtype, candidate.dtypes),
-            ("device", facts.device.type, candidate.devices),
-        ):
-            if found not in claimed:
-                raise PatchError(
-                    f"candidate {candidate.name}",
-                    f"does not claim {word} {found}",
-                    f"it was built for {', '.join(claimed)}",
-                )
+        if why := unclaimed(candidate, str(facts.dtype).removeprefix("torch."), facts.device.type):
+            raise PatchError(f"candidate {candidate.name}", *why)
         samebits_ops.check(facts)
         inner[:] = [samebits_ops.table(facts, {candidate.operator: instead})[role]]
 

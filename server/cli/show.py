@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from samebits.server.cli import tables
 from samebits.tools.schema.results import Cancelled, Failed, Succeeded, TimedOut
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from samebits.server.jobs.launch import Running
     from samebits.server.jobs.start import Submitted
     from samebits.tools.schema.results import Outcome, Result
@@ -73,7 +76,15 @@ def _reason(outcome: Outcome, running: Running | Submitted) -> str:
         return outcome.message
     if isinstance(outcome, TimedOut):
         return f"the job was ended after {outcome.words}, or ask for less work"
-    return f"stopped on request; nothing half-made was kept in {running.folder}. Next: run the command again"
+    kept = f"{running.folder} keeps the record, the logs and what is whole"
+    return f"stopped on request; {kept}. Next: {_again(running.folder)}"
+
+
+def _again(folder: Path) -> str:
+    """What goes on with a stopped job: `samebits rl` has checkpoints, the others begin anew."""
+    if next(folder.glob("*/lag-*/checkpoint.pt"), None) is not None:
+        return f"samebits rl --resume {shlex.quote(str(folder))}"
+    return "run the command again"
 
 
 def show_result(result: Result) -> None:

@@ -28,7 +28,8 @@ def test_the_template_is_valid_and_shows_the_defaults(tmp_path: Path) -> None:
     shown = reader.read(written(tmp_path, bare))
     assert shown.workload.new_tokens == Experiment().workload.new_tokens
     assert shown.trainer.layout == Experiment().trainer.layout
-    assert shown.pool == Experiment().pool
+    assert shown.pool.phase_time_limit_s == {"open": 600, "*": 1800}, "an example: the default is no limit"
+    assert shown.pool.model_copy(update={"phase_time_limit_s": {}}) == Experiment().pool
 
 
 def test_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path) -> None:
@@ -43,6 +44,14 @@ def test_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path) -> None:
         ("[trainer]\nmicro_batch = 0\n", 2, "micro_batch"),
         ("[nonsense]\n", 1, "unknown key"),
         ("rollout.eager = 3\n", 1, "eager"),
+        (
+            '[rollout]\nside = "vlm"\n',
+            2,
+            "rollout.side: input should be 'vllm', 'transformers', 'python:...' or 'file:...'",
+        ),
+        ('[rollout]\nside = "python:"\n', 2, "got 'python:'"),
+        ('[trainer]\n\nside = "vllm"\n', 3, "trainer.side: input should be 'transformers' or 'python:...', got 'vllm'"),
+        ("[trainer]\nside = 3\n", 2, "trainer.side"),
     ],
 )
 def test_a_mistake_names_line_key_and_expectation(tmp_path: Path, text: str, line: int, word: str) -> None:

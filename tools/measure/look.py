@@ -103,19 +103,15 @@ def _side(role: str, config: Rollout | Trainer, model: str, device: Literal["cpu
         return [tried(f"{role} side", lambda: _file(kind.removeprefix("file:")))]
     if kind.startswith("python:"):
         return [tried(f"{role} side", lambda: _python(kind))]
-    if kind not in ("vllm", "transformers") or (kind == "vllm" and role == "trainer"):
-        return [
-            row(
-                f"{role} side",
-                "fails",
-                f"{kind!r} is not known",
-                'use "vllm" (rollout only), "transformers" or "python:package.module:function"',
-            )
-        ]
     rows = [tried(f"{role} model", lambda: _model(model))]
     rows += _vllm(config) if kind == "vllm" else [tried(f"{role} side", _transformers)]
     if rows[0]["outcome"] == "ok" and isinstance(config, Trainer) and config.kernels != "none":
         rows.append(tried("trainer kernels", lambda: _kernels(config, model, device)))
+    if isinstance(config, Rollout) and kind == "transformers" and not isinstance(config.kernels, str):
+        named = config.kernels
+        rows.append(
+            tried("rollout kernels", lambda: ", ".join(_candidate(folder, config.dtype, device) for folder in named))
+        )
     return rows
 
 
@@ -165,16 +161,19 @@ def _kernels(config: Trainer, model: str, device: Literal["cpu", "cuda"]) -> str
     foresee(Path(model).expanduser(), table, config.dtype, device)
     if table == config.kernels:
         return f"{table!r} knows {_class(model)}"
-    return f'{", ".join(map(_candidate, config.kernels))}; the table "samebits" for the rest knows {_class(model)}'
+    named = ", ".join(_candidate(folder, config.dtype, device) for folder in config.kernels)
+    return f'{named}; the table "samebits" for the rest knows {_class(model)}'
 
 
-def _candidate(folder: str) -> str:
-    from samebits.kernels.candidate import describe
+def _candidate(folder: str, dtype: str, device: str) -> str:
+    from samebits.kernels.candidate import describe, unclaimed
 
     try:
         found = describe(Path(folder))
     except ValueError as error:
         raise UserError(f"candidate {folder}", str(error), "mend candidate.toml, and build it") from error
+    if why := unclaimed(found, dtype, device):
+        raise UserError(f"candidate {found.name}", why[0], f"{why[1]}; set that, or name another candidate")
     return f"candidate {found.name} {found.digest[:12]} for {found.operator}"
 
 

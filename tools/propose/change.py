@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samebits.kernels.candidate import unclaimed
 from samebits.tools.propose.git import GitError, Repository, repository_of
 from samebits.tools.propose.kernels_line import parsed, with_candidate
 from samebits.tools.schema.artifacts.proposal import ProposedFile
 from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.experiment import Rollout, Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +66,7 @@ def change_of(candidate: Candidate, config: Path, sides: Sequence[str]) -> Chang
     if committed is None:
         raise UserError(str(config), "not committed", "commit it first: the proposal changes its `kernels` line")
     check_sides(text_of(committed[1], config), sides, names[2])
+    check_claims(text_of(committed[1], config), sides, candidate, names[2])
     named = os.path.relpath(folder, config.parent)
     files[names[2]] = with_candidate(text_of(committed[1], config), sides, named, names[2]).encode()
     check_clean(repository, {name: (base, files[name]) for name in names})
@@ -108,6 +111,26 @@ def check_sides(text: str, sides: Sequence[str], what: str) -> None:
             "a vLLM side takes no candidate folder",
             'name the trainer alone (sides trainer); its candidate has the bits of rollout.kernels = "samebits"',
         )
+
+
+def check_claims(text: str, sides: Sequence[str], candidate: Candidate, what: str) -> None:
+    """Refuse a candidate that the patch engine would refuse at start-up (kernels/adapters/candidates.py).
+
+    Raises:
+        UserError: it does not claim a side's dtype, or the device that the file names.
+    """
+    raw = parsed(text, what)
+    device = raw.get("device", "auto")
+    for side in sides:
+        section = raw.get(side, {})
+        dtype = section.get("dtype") if isinstance(section, dict) else None
+        default = (Rollout if side == "rollout" else Trainer).model_fields["dtype"].default
+        if why := unclaimed(candidate, str(dtype or default), "" if device == "auto" else str(device)):
+            raise UserError(
+                f"{what}: {side}.kernels",
+                f"candidate {candidate.name} {why[0]}, {why[1]}",
+                "build it for what the side has, or commit another value first",
+            )
 
 
 def base_of(repository: Repository) -> tuple[str, str, str]:

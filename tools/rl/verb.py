@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ValidationError
-
 from samebits.tools.job.job import device_of
 from samebits.tools.report import rl as pages
 from samebits.tools.rl.child import ENDED, PLAN, SIDES, Plan
 from samebits.tools.schema.artifacts.rl import Broken, Done, Ended, Refused, RlReport, Run, StepLine
 from samebits.tools.schema.errors import UserError
-from samebits.tools.schema.requests import RlRequest
 from samebits.tools.schema.results import Result
+from samebits.tools.schema.resumed import different, earlier_rl
 from samebits.tools.sides.environment import variables
 from samebits.tools.sides.session import SideDied
 from samebits.tools.store import artifact
@@ -29,10 +27,9 @@ from samebits.tools.store.fingerprint import environment
 if TYPE_CHECKING:
     from samebits.tools.job.job import Job
     from samebits.tools.schema.experiment import Experiment
+    from samebits.tools.schema.requests import RlRequest
 
 Arm = Literal["stock", "exact"]
-FREE = {"pool", "gate", "capture"}
-"""Sections that may change before a resume."""
 
 
 @dataclass(slots=True)
@@ -162,21 +159,12 @@ def _earlier(request: RlRequest) -> Path | None:
     if not request.resume:
         return None
     folder = Path(request.resume)
-    try:
-        before = RlRequest.model_validate_json((folder / "request.json").read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        raise UserError(
-            str(folder), f"no job of samebits rl ({error})", "give the job folder of the run to go on with"
-        ) from error
-    if before.what != request.what or _ours(before.experiment) != _ours(request.experiment):
+    before = earlier_rl(folder)
+    if before.what != request.what or different(before.experiment, request.experiment):
         raise UserError(str(folder), "a run of another experiment", "resume with the same settings, or start anew")
     if request.what == "corrections":
         raise UserError("rl --corrections", "has no checkpoints", "run it again")
     return folder
-
-
-def _ours(experiment: Experiment) -> dict[str, object]:
-    return experiment.model_dump(exclude=FREE)
 
 
 def _start(work: Work) -> Path:

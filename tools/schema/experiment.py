@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from samebits.tools.schema.base import Model
 
@@ -12,10 +13,22 @@ Kernels = Literal["none", "vllm", "samebits"] | tuple[str, ...]
 Scalar = str | int | float | bool
 
 
+def _known(whole: tuple[str, ...], beginnings: tuple[str, ...]) -> AfterValidator:
+    """One of these words, or something behind one of these beginnings."""
+    *first, last = (f"'{word}'" for word in (*whole, *(f"{each}..." for each in beginnings)))
+
+    def check(side: str) -> str:
+        if side in whole or any(side.startswith(each) and side != each for each in beginnings):
+            return side
+        raise PydanticCustomError("side", "Input should be {words}", {"words": f"{', '.join(first)} or {last}"})
+
+    return AfterValidator(check)
+
+
 class Rollout(Model):
     """The side that generates the tokens and reports their logprobs."""
 
-    side: str = "vllm"
+    side: Annotated[str, _known(("vllm", "transformers"), ("python:", "file:"))] = "vllm"
     """"vllm", "transformers", "python:package.module:function", or "file:PATH" (JSONL or parquet rows)."""
     model: str = ""
     """Folder of a Hugging Face causal LM (config.json and safetensors)."""
@@ -38,7 +51,7 @@ class Rollout(Model):
 class Trainer(Model):
     """The side that recomputes the logprob of each sampled token before the update."""
 
-    side: str = "transformers"
+    side: Annotated[str, _known(("transformers",), ("python:",))] = "transformers"
     """"transformers" or "python:package.module:function"."""
     model: str = ""
     """Folder of the model; empty: the rollout's."""

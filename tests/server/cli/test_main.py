@@ -95,6 +95,7 @@ def test_ending_the_command_ends_the_worker_and_what_it_started(tmp_path: Path, 
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "stopped on request" in said
+    assert f"{tmp_path / 'job'} keeps the record, the logs and what is whole. Next: run the command again" in said
     assert not _running(mark)
 
 

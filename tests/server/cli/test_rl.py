@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ def rl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("arguments", "said"),
     [
         ((), "no experiment file here"),
-        (("--tiny", "gpt"), "rl.family"),
+        (("--tiny", "gpt"), "rl.family: must be 'qwen3', 'qwen3_tied', 'llama' or 'qwen3_moe'"),
         (("--tiny", "qwen3", "--corrections", "--stale"), "are two different runs"),
         (("--tiny", "qwen3", "--set", "rl.group=1"), "rl.group"),
         (("--tiny", "qwen3", "--set", "rl.correction=most"), "rl.correction"),
@@ -43,3 +45,63 @@ def test_what_the_worker_refuses_comes_back_whole(tmp_path: Path) -> None:
     assert "samples from the whole distribution" in json.loads(greedy.stdout)["message"]
     request = json.loads((tmp_path / "job/request.json").read_text())
     assert (request["kind"], request["what"], request["experiment"]["rl"]["family"]) == ("rl", "stale", "qwen3")
+
+
+STAND_IN = """#!{python}
+import pathlib, sys, time
+loop = pathlib.Path(sys.argv[-1], "stock", "lag-0")
+loop.mkdir(parents=True)
+(loop / "{made}").touch()
+(loop / "here").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "following"),
+    [("checkpoint.pt", "samebits rl --resume {job}\n"), ("checkpoint.pt.part", "run the command again\n")],
+)
+def test_a_stopped_run_names_the_command_that_goes_on_from_its_checkpoint(
+    tmp_path: Path, made: str, following: str
+) -> None:
+    """The worker's interpreter is a stand-in that leaves a file and waits: no model is trained."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text(STAND_IN.format(python=sys.executable, made=made), encoding="utf-8")
+    stand_in.chmod(0o755)
+    arguments = ("--tiny", "qwen3", "--set", f"pool.worker_python={stand_in}", "-o", "job")
+    process = subprocess.Popen([*COMMAND, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "job/stock/lag-0/here").is_file():
+        assert time.monotonic() < deadline, "the stand-in never started"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert said.endswith("Next: " + following.format(job=tmp_path / "job"))
+
+
+def test_resume_takes_the_settings_from_the_folder_and_refuses_what_differs(tmp_path: Path) -> None:
+    """No worker comes up: its interpreter is /bin/true."""
+    no_worker = ("--set", "pool.worker_python=/bin/true")
+    rl("--tiny", "llama", "--stale", "--set", "rl.steps=7", *no_worker, "-o", "rl1", cwd=tmp_path)
+    before = json.loads((tmp_path / "rl1/request.json").read_text())
+    rl("--resume", "rl1", "-o", "again", cwd=tmp_path)
+    assert json.loads((tmp_path / "again/request.json").read_text()) == before | {"resume": str(tmp_path / "rl1")}
+    same = ("--tiny", "llama", "--stale", "--set", "rl.steps=7", "--set", "pool.time_limit_s=60")
+    rl("--resume", "rl1", *same, "-o", "same", cwd=tmp_path)
+    now = json.loads((tmp_path / "same/request.json").read_text())["experiment"]
+    assert now["pool"].pop("time_limit_s") == 60
+    del before["experiment"]["pool"]["time_limit_s"]
+    assert now == before["experiment"], "the pool may change, and a setting may be given again"
+    for options, said in (
+        (("--set", "rl.steps=8"), "rl.steps = 8: the run in rl1 has 7. Next: leave out what differs"),
+        (("--tiny", "qwen3"), 'rl.family = "qwen3": the run in rl1 has "llama"'),
+        (("--gpu",), 'device = "cuda": the run in rl1 has "auto"'),
+        (("--corrections",), "--corrections: the run in rl1 is of another kind (stale)"),
+        (("--config", "nothing.toml"), "no experiment file here"),
+    ):
+        done = rl("--resume", "rl1", *options, "-o", "refused", cwd=tmp_path)
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert not (tmp_path / "refused").exists()
+    assert "no job of samebits rl" in rl("--resume", "nowhere", cwd=tmp_path).stderr

@@ -30,6 +30,7 @@ dtype = "float32"
 
 [trainer]
 kernels = "none"  # for now
+dtype = "float32"
 """
 NUMBERS = {
     "mean": 1.2, "lowest": 0.9,

@@ -40,7 +40,8 @@ def test_a_changed_candidate_that_is_committed_and_named_already_is_a_change_of_
     kit: Any, project: Path
 ) -> None:
     (project / "samebits.toml").write_text(
-        '[rollout]\nside = "transformers"\nkernels = ["kernels/norm"]\n[trainer]\nkernels = ["kernels/norm"]\n'
+        '[rollout]\nside = "transformers"\nkernels = ["kernels/norm"]\ndtype = "float32"\n'
+        '[trainer]\nkernels = ["kernels/norm"]\ndtype = "float32"\n'
     )
     kit.git(project, "add", ".")
     kit.git(project, "commit", "-qm", "The first form")
@@ -253,7 +254,8 @@ def test_a_red_report_swapped_in_with_new_digests_is_refused_at_opening(kit: Any
 
 
 def test_a_candidate_is_not_put_under_a_side_that_refuses_it(kit: Any, tmp_path: Path) -> None:
-    project = kit.repository(tmp_path / "other", '[rollout]\nkernels = "samebits"\n')
+    toml = '[rollout]\nkernels = "samebits"\n[trainer]\ndtype = "float32"\n'
+    project = kit.repository(tmp_path / "other", toml)
     with pytest.raises(UserError, match=r"a vLLM side takes no candidate folder\. Next: name the trainer alone"):
         kit.propose(project)
     manifest = open_proposal(kit.propose(project, sides=("trainer",))).manifest
@@ -263,3 +265,25 @@ def test_a_candidate_is_not_put_under_a_side_that_refuses_it(kit: Any, tmp_path:
         "kernels/norm/kernel.py",
         "samebits.toml",
     ]
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        (
+            '[trainer]\ndtype = "bfloat16"\n',
+            r"trainer\.kernels: candidate rows-in-pytorch does not claim dtype bfloat16",
+        ),
+        ("[trainer]\n", "does not claim dtype bfloat16, it was built for float32"),
+        ('device = "cuda"\n[trainer]\ndtype = "float32"\n', "does not claim device cuda, it was built for cpu"),
+    ],
+)
+def test_a_candidate_that_cannot_run_in_the_experiment_is_not_proposed(
+    kit: Any, tmp_path: Path, toml: str, said: str
+) -> None:
+    project = kit.repository(tmp_path / "other", toml)
+    with pytest.raises(UserError, match=said):
+        kit.propose(project, sides=("trainer",))
+    (project / "samebits.toml").write_text('device = "cpu"\n[trainer]\ndtype = "float32"\n')
+    kit.git(project, "commit", "-qam", "What it was built for")
+    assert open_proposal(kit.propose(project, sides=("trainer",)))
