@@ -25,9 +25,9 @@ def run(command: Callable[[], object]) -> None:
     except UserError as error:
         _say(f"error: {error}")
     except ValidationError as error:
-        first = error.errors()[0]
-        named = ".".join(str(part) for part in first["loc"])
-        _say(f"error: {named}: {first['msg']}. Next: see `samebits --help`")
+        from samebits.tools.schema.wrong import in_words
+
+        _say(f"error: {in_words(error)}. Next: see `samebits --help`")
 
 
 def _say(text: str) -> None:

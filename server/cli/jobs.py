@@ -9,31 +9,35 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from samebits.server.jobs import folder as job_folder
 from samebits.server.jobs.index import Index, Row
+from samebits.server.jobs.links import JOBS, of_path
 from samebits.server.pool.spool import Spool
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.results import Failed, Succeeded
 
-JOBS = Path(".samebits/jobs")
 POLL_S = 0.2
 LOG_BYTES = 20_000
 app = typer.Typer(help="List, wait for, read and cancel jobs.", invoke_without_command=True)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
-Job = Annotated[str, typer.Argument(help="Job id, as `samebits jobs` lists it.")]
+Job = Annotated[str, typer.Argument(help="Job id, as `samebits jobs` lists it, or its folder.")]
 
 
 def find(job: str) -> tuple[Index, Row]:
-    """A job by id.
+    """A job by id, or by its folder.
 
     Raises:
         UserError: there is none.
     """
-    index = Index(JOBS.resolve())
-    row = index.get(job) if "/" not in job else None
-    if row is None:
+    jobs = JOBS.resolve()
+    index = Index(jobs) if jobs.is_dir() else None
+    row = None
+    if index is not None:
+        row = index.get(job) if "/" not in job else None
+        if row is None and (name := of_path(jobs, Path(job))) is not None:
+            row = index.get(name)
+    if index is None or row is None:
         raise UserError(f"job {job!r}", "not among this project's jobs", "see `samebits jobs`")
     return index, row
 
@@ -47,21 +51,21 @@ def listing(
     """List the jobs of this project, newest first."""
     if context.invoked_subcommand is not None:
         return
-    index = Index(JOBS.resolve())
-    rows, total = index.rows(limit=limit), index.count()
+    index = Index(JOBS.resolve()) if JOBS.is_dir() else None  # a look makes no folder
+    rows, total = (index.rows(limit=limit), index.count()) if index is not None else ([], 0)
     if as_json:
         print(json.dumps([{"job": r.id, "kind": r.kind, "state": r.state, "created": r.created} for r in rows]))
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("job", "state", "age", "doing"):
-        table.add_column(name, overflow="fold")
+    lines = [("job", "state", "age", "doing")]
     for row in rows:
-        event = None if row.is_ended else job_folder.last_event(index.folder(row.id))
-        doing = f"{event.phase}: {event.message}" if event else ""
-        silent = 0.0 if row.is_ended else job_folder.silent_s(index.folder(row.id))
-        doing += f" (no heartbeat for {silent:.0f} s)" if silent else ""
-        table.add_row(row.id, row.state, age(time.time() - row.created), doing)
-    Console(soft_wrap=True).print(table, markup=False, highlight=False)
+        assert index is not None
+        lines.append((row.id, row.state, age(time.time() - row.created), doing(row, index.folder(row.id))))
+    widths = [max(len(line[column]) for line in lines) for column in range(3)]
+    console = Console(soft_wrap=True)
+    for line in lines:
+        # Lines, no table: a table breaks an id that the terminal (or a pipe's 80 columns) has no room for.
+        text = "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]).rstrip()
+        console.print(text, markup=False, highlight=False, emoji=False)
     if total > len(rows):
         print(f"{len(rows)} of {total} jobs")
 
@@ -75,11 +79,11 @@ def wait(job: Job, seconds: Annotated[float, typer.Option(help="0: look.")] = 36
     until = time.monotonic() + seconds
     while not row.is_ended and time.monotonic() < until:
         time.sleep(POLL_S)
-        row = index.get(job) or row
-    outcome = job_folder.outcome(index.folder(job)) if row.is_ended else None
+        row = index.get(row.id) or row
+    outcome = job_folder.outcome(index.folder(row.id)) if row.is_ended else None
     if as_json:
         answer = None if outcome is None else outcome.model_dump(mode="json")
-        print(json.dumps({"job": job, "state": row.state, "outcome": answer}, indent=1))
+        print(json.dumps({"job": row.id, "state": row.state, "outcome": answer}, indent=1))
     elif isinstance(outcome, Succeeded):
         show.show_result(outcome.result)
     else:
@@ -91,8 +95,8 @@ def wait(job: Job, seconds: Annotated[float, typer.Option(help="0: look.")] = 36
 @app.command()
 def log(job: Job) -> None:
     """Print the end of a job's log."""
-    index, _ = find(job)
-    path = index.folder(job) / "log.txt"
+    index, row = find(job)
+    path = index.folder(row.id) / "log.txt"
     data = path.read_bytes()[-LOG_BYTES:] if path.is_file() else b""
     Console(soft_wrap=True).print(data.decode(errors="replace"), markup=False, highlight=False, end="")
 
@@ -105,12 +109,21 @@ def cancel(job: Job) -> None:
         raise UserError(
             f"job {job!r}", f"has ended already ({row.state})", f"`samebits jobs wait {job}` shows its answer"
         )
-    job_folder.mark_cancelled(index.folder(job))
-    Spool().withdraw(index.folder(job))
+    job_folder.mark_cancelled(index.folder(row.id))
+    Spool().withdraw(index.folder(row.id))
     until = time.monotonic() + 60
-    while not (row := index.get(job) or row).is_ended and time.monotonic() < until:
+    while not (row := index.get(row.id) or row).is_ended and time.monotonic() < until:
         time.sleep(POLL_S)
-    print(f"{job}: {row.state}")
+    print(f"{row.id}: {row.state}")
+
+
+def doing(row: Row, folder: Path) -> str:
+    """What a job that has not ended is at."""
+    if row.is_ended:
+        return ""
+    event, silent = job_folder.last_event(folder), job_folder.silent_s(folder)
+    said = f"{event.phase}: {' '.join(event.message.split())}" if event else ""
+    return said + (f" (no heartbeat for {silent:.0f} s)" if silent else "")
 
 
 def age(seconds: float) -> str:

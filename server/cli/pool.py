@@ -43,12 +43,7 @@ def status(
     """Say whether the pool runs and what it holds; exits 2 when it does not run."""
     spool = Spool()
     pid = spool.daemon()
-    jobs = []
-    for name in spool.names():
-        if (order := spool.read(name)) is not None:
-            folder = Path(order.folder)
-            needs = order.where if order.where == "ray" else order.slot or f"{order.gpus} GPU"
-            jobs.append({"job": str(folder), "state": job_folder.state(folder, owner_alive=False), "needs": needs})
+    jobs = _jobs(spool)
     if as_json:
         print(json.dumps({"pid": pid, "folder": str(spool.folder), "jobs": jobs}, indent=1))
     else:
@@ -56,7 +51,7 @@ def status(
         for job in jobs:
             print(f"{job['state']:8} {job['needs']:6} {job['job']}")
         if jobs and not pid:
-            print("these jobs wait. Next: `samebits pool serve`")
+            print("; ".join(_left([job["state"] for job in jobs])) + ". Next: `samebits pool serve`")
     raise typer.Exit(0 if pid else 2)
 
 
@@ -77,8 +72,31 @@ def stop(
         time.sleep(0.05)
     if spool.daemon() == pid:
         raise UserError("the pool", f"process {pid} does not end", f"read {spool.folder / 'daemon.log'}")
-    left = len(spool.names())
-    print("the pool has stopped" + (f"; {left} jobs wait for its next start" if left else ""))
+    print("; ".join(["the pool has stopped", *_left([job["state"] for job in _jobs(spool)])]))
+
+
+def _jobs(spool: Spool) -> list[dict[str, str]]:
+    jobs = []
+    for name in spool.names():
+        if (order := spool.read(name)) is not None:
+            folder = Path(order.folder)
+            needs = order.where if order.where == "ray" else order.slot or f"{order.gpus} GPU"
+            jobs.append({"job": str(folder), "state": job_folder.state(folder, owner_alive=False), "needs": needs})
+    return jobs
+
+
+def _left(states: list[str]) -> list[str]:
+    """What becomes of jobs in these states while no daemon runs."""
+    running = states.count("running")
+    waiting = len(states) - running
+    said = []
+    if running:
+        said.append(
+            f"{running} running {'job goes' if running == 1 else 'jobs go'} on, to be adopted by its next start"
+        )
+    if waiting:
+        said.append(f"{waiting} queued {'job waits' if waiting == 1 else 'jobs wait'} for its next start")
+    return said
 
 
 def _detached(spool: Spool) -> int:

@@ -9,12 +9,12 @@ import typer
 
 from samebits.server.cli import show
 from samebits.server.jobs import launch
+from samebits.server.jobs.links import JOBS, listed
 from samebits.server.jobs.order import settings_of
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import ApplyRequest, ProposeRequest
 
-JOBS = Path(".samebits/jobs")
 SIDES = {"both": ("rollout", "trainer"), "rollout": ("rollout",), "trainer": ("trainer",)}
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Job folder to make.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
@@ -85,5 +85,6 @@ def experiment_file(config: Path) -> Path:
 
 def _execute(request: ProposeRequest | ApplyRequest, out: Path | None, as_json: bool) -> None:
     folder = (out or launch.new_folder(JOBS, request.kind)).resolve()
-    running = launch.start(request, folder, python=settings_of(request, Path()).worker_python)
+    with listed(folder, alone=isinstance(request, ProposeRequest)):
+        running = launch.start(request, folder, python=settings_of(request, Path()).worker_python)
     raise typer.Exit(show.finish(show.follow(running, quiet=as_json), running, as_json=as_json))

@@ -61,14 +61,15 @@ def serve(
         return
     import anyio
 
-    from samebits.server.mcp.http import security_of, serve_http, token_of
+    from samebits.server.mcp.http import listen, security_of, serve_http, token_of
 
     token, fresh = token_of(secret)
     security = security_of(host, tuple(allow_hosts or ()))
+    sockets = listen(host, port)
     shown = f", token {token}" if fresh else ""
     print(f"samebits: http://{host}:{port}/mcp{shown}", file=sys.stderr, flush=True)
     # uvicorn puts its own handlers in the place of `leave`: it closes its connections, then the pool.
-    anyio.run(partial(serve_http, server, host=host, port=port, token=token, security=security))
+    anyio.run(partial(serve_http, server, host=host, sockets=sockets, token=token, security=security))
 
 
 def leave(number: int, _: FrameType | None) -> None:

@@ -24,11 +24,15 @@ class Collected:
 
 
 def collect(index: Index, *, older_than_s: float | None, keep_bytes: int | None, dry_run: bool = False) -> Collected:
-    """Remove ended jobs older than `older_than_s`, then the oldest until `keep_bytes` hold the rest."""
+    """Remove ended jobs older than `older_than_s`, then the oldest until `keep_bytes` hold the rest. Folders that were
+    named with --out are their maker's: they stay.
+    """
     index.adopt()
     for grave in index.root.glob(".removed-*"):
         shutil.rmtree(grave, ignore_errors=True)
-    rows = [row for row in index.rows(limit=index.count() or 1) if row.is_ended]
+    rows = [
+        row for row in index.rows(limit=index.count() or 1) if row.is_ended and not index.folder(row.id).is_symlink()
+    ]
     rows.sort(key=lambda row: row.ended or row.created)
     sizes = {row.id: job_folder.size_bytes(index.folder(row.id)) for row in rows}
     total, now = sum(sizes.values()), time.time()

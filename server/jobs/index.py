@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import time
@@ -123,7 +124,7 @@ class Index:
             if name not in listed:
                 state = job_folder.state(path, owner_alive=False)
                 created = (path / "request.json").stat().st_mtime
-                self._insert(Row(name, _kind(name), state, created, created, _ended(path), 0, ""))
+                self._insert(Row(name, _kind(path), state, created, created, _ended(path), 0, ""))
         for name in listed - there.keys():
             self.forget(name)
 
@@ -166,9 +167,14 @@ def _row(values: tuple[object, ...]) -> Row:
     return Row(*cast("tuple[str, str, State, float, float | None, float | None, int, str]", values))
 
 
-def _kind(name: str) -> str:
-    parts = name.split("-")
-    return parts[2] if len(parts) > 2 else ""
+def _kind(folder: Path) -> str:
+    parts = folder.name.split("-")
+    if len(parts) > 2 and parts[0].isdigit():
+        return parts[2]
+    # A name that a person gave with --out says nothing.
+    with suppress(OSError, ValueError, AttributeError):
+        return str(json.loads((folder / "request.json").read_bytes()).get("kind", ""))
+    return ""
 
 
 def _ended(folder: Path) -> float | None:

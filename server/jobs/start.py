@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from samebits.server.jobs import folder as job_folder
 from samebits.server.jobs import launch
+from samebits.server.jobs.links import listed
 from samebits.server.jobs.order import order_of, settings_of, worker_environment
 from samebits.server.jobs.queue import RAY_RUNNER, write_order
 from samebits.server.jobs.slots import gpus
@@ -59,12 +60,13 @@ def start(
     given_away = spool.wanted(settings)
     # A child of this process takes no slot, so it does not matter here how many GPUs there are.
     order = order_of(request, folder, settings, gpus if given_away else lambda: (), python=python)
-    if given_away:
+    with listed(folder):
+        if given_away:
+            launch.prepare(request, folder)
+            spool.put(order)
+            return Submitted(folder, spool)
+        if order.where == "here":
+            return launch.start(request, folder, python=order.python, time_limit_s=time_limit_s)
         launch.prepare(request, folder)
-        spool.put(order)
-        return Submitted(folder, spool)
-    if order.where == "here":
-        return launch.start(request, folder, python=order.python, time_limit_s=time_limit_s)
-    launch.prepare(request, folder)
-    write_order(order)
-    return launch.spawn(folder, env=worker_environment(ray=True), module=RAY_RUNNER)
+        write_order(order)
+        return launch.spawn(folder, env=worker_environment(ray=True), module=RAY_RUNNER)

@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import ValidationError
 
 from samebits.server.jobs.index import Index
 from samebits.server.jobs.pool import Pool
 from samebits.server.jobs.slots import Slots, default_folder, gpus
 from samebits.server.jobs.sweep import sweep
 from samebits.server.mcp import job_tools, prompts, proposals, resources, verbs
-from samebits.server.mcp.context import PATIENCE_S, App
+from samebits.server.mcp.clean import clean
+from samebits.server.mcp.context import PATIENCE_S, App, refused
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from mcp.types import Tool
+    from mcp.server.mcpserver import Context
+    from mcp.types import CallToolResult, InputRequiredResult, Tool
 
     from samebits.server.mcp.roots import Roots
 
@@ -45,6 +49,27 @@ class Samebits(MCPServer[App]):
             )
             for tool in await super().list_tools()
         ]
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[App, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """Call a tool. The SDK takes no notice of arguments it does not know, and repeats pydantic's own text.
+
+        Raises:
+            ToolError: an unknown argument, one of a wrong type, or what the tool says.
+        """
+        tool = self._tool_manager.get_tool(name)
+        known = set() if tool is None else set(tool.parameters.get("properties", {}))
+        if tool is not None and (unknown := sorted(set(arguments) - known)):
+            named = ", ".join(clean(repr(each), 100, lines=False) for each in unknown[:5])
+            takes = ", ".join(sorted(known)) or "none"
+            raise ToolError(f"{name}: unknown argument {named}. Next: it takes {takes}.")
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise refused(error.__cause__) from error
+            raise
 
 
 def bare(node: Any, without: set[str], *, names: bool = False) -> Any:

@@ -18,6 +18,7 @@ from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment
 from samebits.tools.schema.experiment import Pool as Settings
+from samebits.tools.schema.wrong import in_words
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import Context
@@ -98,8 +99,9 @@ class App:
         return str(path)
 
     def row(self, job: str) -> Row | None:
-        """A job's entry; None for what is no job id."""
-        return self.pool.index.get(job) if job and "/" not in job and job[0] != "." else None
+        """A job's entry; None for what is no job id, or a job whose folder is outside the roots."""
+        row = self.pool.index.get(job) if job and "/" not in job and job[0] != "." else None
+        return row if row is not None and self.roots.holds(self.pool.index.folder(job)) else None
 
     def known(self, job: str) -> Row:
         """A job's entry.
@@ -108,6 +110,8 @@ class App:
             ToolError: there is none.
         """
         row = self.row(job)
+        if row is None and job and "/" not in job and self.pool.index.get(job) is not None:
+            raise ToolError(f"job {job!r}: its folder is outside the roots. Next: serve with --root for it, too.")
         if row is None:
             raise ToolError(f"no job {clean(job, 100, lines=False)!r}. Next: wait_job() lists the jobs there are.")
         return row
@@ -160,6 +164,4 @@ def refused(error: UserError | ValidationError) -> ToolError:
     """A user's mistake as the text a model reads."""
     if isinstance(error, UserError):
         return ToolError(answers.for_tools(clean(str(error), 2000)))
-    first = error.errors()[0]
-    named = ".".join(str(part) for part in first["loc"])
-    return ToolError(clean(f"{named}: {first['msg']}. Next: correct that argument.", 1000))
+    return ToolError(clean(f"{in_words(error)}. Next: correct that argument.", 1000))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import ipaddress
 import secrets
+import socket
 from typing import TYPE_CHECKING
 
 from mcp.server.transport_security import TransportSecuritySettings
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 TOKEN_CHARS = 16
 """A shorter token is refused."""
+BACKLOG = 2048
 
 
 class BearerOnly:
@@ -27,7 +30,7 @@ class BearerOnly:
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app = app
-        self.expected = f"Bearer {token}".encode()
+        self.expected = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection."""
@@ -35,7 +38,10 @@ class BearerOnly:
             await self.app(scope, receive, send)
             return
         given = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
-        if scope["type"] == "http" and len(given) == 1 and hmac.compare_digest(given[0], self.expected):
+        scheme, _, value = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        # The scheme's case does not count (RFC 9110, 11.1), nor do further spaces.
+        known = scheme.lower() == b"bearer" and hmac.compare_digest(value.strip(b" "), self.expected)
+        if scope["type"] == "http" and known:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
             headers = [(b"www-authenticate", b'Bearer realm="samebits"'), (b"content-length", b"0")]
@@ -88,12 +94,56 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen, one per address of the host.
+
+    Raises:
+        UserError: no such host, or the port is taken.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise UserError(f"--host {host}", error.strerror or str(error), "give an address of this machine") from error
+    sockets: list[socket.socket] = []
+    problem = OSError("no address")
+    for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            problem = error
+            continue
+        sockets.append(sock)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(address)
+            sock.listen(BACKLOG)
+        except OSError as error:
+            problem = error
+            sockets.pop().close()
+            if error.errno != errno.EADDRNOTAVAIL:  # a name may have addresses that this machine lacks
+                break
+    else:
+        if sockets:
+            return sockets
+    for sock in sockets:
+        sock.close()
+    reason = problem.strerror or str(problem)
+    raise UserError(f"--host {host} --port {port}", reason, "give another --port or --host") from problem
+
+
 async def serve_http(
-    server: Samebits, *, host: str, port: int, token: str, security: TransportSecuritySettings | None
+    server: Samebits,
+    *,
+    host: str,
+    sockets: list[socket.socket],
+    token: str,
+    security: TransportSecuritySettings | None,
 ) -> None:
     """Serve until stopped."""
     import uvicorn
 
     app = server.streamable_http_app(host=host, transport_security=security)
-    config = uvicorn.Config(BearerOnly(app, token), host=host, port=port, log_level="warning", access_log=False)
-    await uvicorn.Server(config).serve()
+    config = uvicorn.Config(BearerOnly(app, token), log_level="warning", access_log=False)
+    await uvicorn.Server(config).serve(sockets=sockets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import webbrowser
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING
 
 import uvicorn
@@ -66,4 +67,6 @@ def serve(jobs: Path, tty: IO[str], *, port: int, path: str, browser: bool) -> N
             ws="none",
             timeout_graceful_shutdown=2,
         )
-        uvicorn.Server(config).run(sockets=[sock])
+        # Ctrl-C is how it ends: uvicorn has closed by then, and sends itself the signal once more.
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[sock])

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from samebits.tools.schema.base import Model
 from samebits.tools.schema.experiment import Experiment
+
+
+def _digest_start(text: str) -> str:
+    if not re.fullmatch(r"([0-9a-f]{12,64})?", text):
+        raise ValueError("must be 12 to 64 hex digits, the beginning of a sha256")
+    return text
 
 
 class InspectRequest(Model):
@@ -130,7 +137,7 @@ class ApplyRequest(Model):
     kind: Literal["apply"] = "apply"
     proposal: str
     """Path of a Proposal artifact."""
-    patch: str = Field(default="", pattern=r"^([0-9a-f]{12,64})?$")
+    patch: Annotated[str, AfterValidator(_digest_start)] = ""
     """Beginning of the sha256 of the patch that is meant; empty: the proposal's."""
     to: Literal["branch", "patch"] = "branch"
     branch: str = ""

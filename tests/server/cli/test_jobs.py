@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -77,6 +78,49 @@ def test_gc_removes_by_age_then_by_size_and_never_what_runs(
     assert [row.id[-1] for row in index.rows()] == ["e"]
     assert {path.name[-1] for path in jobs.glob("*measure*")} == {"e"}
     running.stop()
+
+
+def test_a_job_with_a_folder_of_its_own_is_listed_and_found_by_name_and_by_path(project: Path, tmp_path: Path) -> None:
+    place = tmp_path / "elsewhere" / "mine"
+    assert samebits("measure", "-o", str(place)).returncode == 0
+    assert [(row["job"], row["kind"]) for row in json.loads(samebits("jobs", "--json").stdout)] == [("mine", "measure")]
+    for named in ("mine", "../elsewhere/mine"):
+        waited = samebits("jobs", "wait", named)
+        assert (waited.returncode, waited.stdout.startswith("equal: done")) == (0, True), waited
+    assert "has ended already" in samebits("jobs", "cancel", str(place)).stderr
+    assert samebits("measure", "-o", str(tmp_path / "other" / "mine")).returncode == 0, "the name is taken: lengthened"
+    jobs = Index(project / ".samebits" / "jobs")
+    assert sorted(row.id[:4] for row in jobs.rows()) == ["mine", "mine"]
+    assert collect(jobs, older_than_s=0, keep_bytes=0).removed == (), "the folder is its maker's"
+    assert (place / "result.json").is_file()
+    again = samebits("jobs", "wait", str(tmp_path))
+    assert (again.returncode, "not among this project's jobs" in again.stderr) == (2, True)
+
+
+def test_a_folder_made_again_is_a_new_job(project: Path, tmp_path: Path) -> None:
+    place = tmp_path / "mine"
+    samebits("measure", "-o", str(place))
+    assert "succeeded" in samebits("jobs").stdout
+    shutil.rmtree(place)
+    assert samebits("measure", "-o", str(place), "--set", "rollout.engine.do=segfault").returncode == 2
+    assert [row["state"] for row in json.loads(samebits("jobs", "--json").stdout)] == ["failed"]
+
+
+def test_ids_are_whole_lines_of_a_narrow_terminal_or_pipe(
+    project: Path, asked: Callable[..., MeasureRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "20260101-000000-measure-aa"
+    made(project / ".samebits" / "jobs", asked("sleep"), name)
+    monkeypatch.setenv("COLUMNS", "20")
+    assert samebits("jobs").stdout.splitlines()[1].startswith(f"{name}  succeeded  ")
+
+
+def test_looking_at_jobs_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert samebits("jobs", "--json").stdout == "[]\n"
+    assert samebits("jobs").returncode == 0
+    assert samebits("jobs", "wait", "none").returncode == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_gc_without_a_limit_is_refused(project: Path) -> None:

@@ -76,9 +76,26 @@ def test_the_token_opens_and_nothing_else_does(port: int) -> None:
     assert status(port, GOOD) == 200
     without = {name: value for name, value in GOOD.items() if name != "Authorization"}
     assert status(port, without) == 401
+    for scheme in ("bearer", "BEARER"):
+        assert status(port, GOOD | {"Authorization": f"{scheme} {TOKEN}"}) == 200, scheme
     for wrong in ("Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer ", TOKEN):
         assert status(port, GOOD | {"Authorization": wrong}) == 401, wrong
     assert status(port, without, path="/anything") == 401
+
+
+def test_a_taken_port_is_one_error_before_anything_is_printed(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = str(other.getsockname()[1])
+        command = [sys.executable, "-m", "samebits.server.cli.main", "serve", "--http", "--port", taken]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2, done
+    said = " ".join(done.stderr.split())
+    assert (
+        said == f"error: --host 127.0.0.1 --port {taken}: Address already in use. Next: give another --port or --host"
+    )
+    assert done.stdout == ""
 
 
 def test_a_foreign_host_or_origin_is_refused_even_with_the_token(port: int) -> None:
@@ -97,7 +114,7 @@ async def test_both_eras_work_over_http(port: int, era: Any) -> None:
     async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}) as web:
         transport = streamable_http_client(f"http://127.0.0.1:{port}/mcp", http_client=web)
         async with Client(transport, mode=era) as client:
-            assert len((await client.list_tools()).tools) == 9
+            assert len((await client.list_tools()).tools) == 11
             assert (await client.call_tool("wait_job", {})).structured_content["total"] == 0  # type: ignore[index]
 
 

@@ -182,6 +182,39 @@ async def test_a_mistake_is_said_with_what_to_do_next(
     assert list((project / ".samebits" / "jobs").glob("*/request.json")) == [], "a refused call makes no job"
 
 
+@pytest.mark.parametrize(
+    ("tool", "arguments", "words"),
+    [
+        ("wait_job", {"job": "x", "bogus": 1}, "wait_job: unknown argument 'bogus'. Next: it takes job, log_lines"),
+        ("wait_job", {"seconds": "soon"}, "seconds: must be a number, got 'soon'. Next: correct that argument."),
+        ("wait_job", {"job": ["x"]}, "job: must be text, got ['x']. Next:"),
+        ("capture_activations", {}, "side: is missing. Next:"),
+        ("capture_activations", {"side": 3}, "side: must be 'rollout' or 'trainer', got 3. Next:"),
+    ],
+)
+async def test_unknown_and_wrong_arguments_are_named_in_plain_words(
+    tool: str, arguments: dict[str, Any], words: str, connected: Any, error_of: Any
+) -> None:
+    async with connected() as client:
+        text = error_of(await client.call_tool(tool, arguments))
+    assert text.startswith(words)
+    assert "pydantic" not in text
+    assert "http" not in text
+
+
+async def test_a_job_that_links_out_of_the_roots_is_not_read(
+    connected: Any, project: Path, tmp_path: Path, error_of: Any
+) -> None:
+    outside = tmp_path / "outside" / "mine"
+    outside.mkdir(parents=True)
+    (outside / "request.json").write_text('{"kind": "measure"}')
+    (outside / "log.txt").write_text("secret")
+    (project / ".samebits" / "jobs").mkdir(parents=True)
+    (project / ".samebits" / "jobs" / "mine").symlink_to(outside)
+    async with connected() as client:
+        assert "outside the roots" in error_of(await client.call_tool("wait_job", {"job": "mine", "log_lines": 5}))
+
+
 async def test_an_id_of_another_kind_or_of_a_damaged_artifact_is_refused(
     connected: Any, doing: Any, error_of: Any, project: Path
 ) -> None:

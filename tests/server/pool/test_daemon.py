@@ -126,7 +126,7 @@ async def test_stop_ends_what_runs_and_keeps_what_waits(
     running, waiting = pool.submit(asked("daemon")), pool.submit(asked("sleep"))
     eventually(lambda: (pool.index.folder(running) / "daemon").exists())
     done = subprocess.run([*CLI, "pool", "stop"], capture_output=True, text=True, check=True)
-    assert "1 jobs wait for its next start" in done.stdout
+    assert "1 queued job waits for its next start" in done.stdout
     assert first.wait(10) == 0
     assert strays() == []
     assert [state(pool, job) for job in (running, waiting)] == ["interrupted", "queued"]
@@ -206,6 +206,41 @@ async def test_the_worker_has_its_clients_environment_and_folder_without_secrets
     names = {row["name"]: row["value"] for row in outcome.result.rows}
     assert names["VLLM_CPU_OF_THE_CLIENT"] == "1"
     assert "planted" not in names.values()
+
+
+async def test_stop_keep_jobs_says_what_goes_on_and_what_waits(
+    asked: Asked, tmp_path: Path, spool: Spool, daemon: Start, eventually: Any
+) -> None:
+    process = daemon()
+    pool = client(tmp_path, spool)
+    first = pool.submit(asked("until"))
+    eventually(lambda: runs(pool, first))
+    pool.submit(asked("sleep"))
+    said = [subprocess.run([*CLI, "pool", "stop", "--keep-jobs"], capture_output=True, text=True, check=True).stdout]
+    process.wait(30)
+    said.append(subprocess.run([*CLI, "pool", "status"], capture_output=True, text=True, check=False).stdout)
+    for text in said:
+        assert "1 running job goes on, to be adopted by its next start; 1 queued job waits for its next start" in text
+    (pool.index.folder(first) / "go").touch()
+
+
+def test_a_job_with_a_folder_of_its_own_is_found_when_its_client_was_killed(
+    project: Path, tmp_path: Path, spool: Spool, daemon: Start, strays: Any, eventually: Any
+) -> None:
+    daemon()
+    place = tmp_path / "elsewhere" / "mpool"
+    command = [*CLI, "measure", "--set", "rollout.engine.do=daemon", "-o", str(place)]
+    process = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL)
+    eventually(strays)
+    process.kill()
+    process.wait(30)
+    listed = subprocess.run([*CLI, "jobs"], cwd=project, capture_output=True, text=True, check=True).stdout
+    assert "mpool  running" in listed
+    ended = subprocess.run(
+        [*CLI, "jobs", "cancel", str(place)], cwd=project, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "mpool: cancelled\n"
+    eventually(lambda: not strays())
 
 
 async def test_a_damaged_ticket_holds_nothing_up(asked: Asked, tmp_path: Path, spool: Spool, daemon: Start) -> None:

@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,33 @@ def test_what_a_candidate_holds_cannot_speak_to_the_terminal(kit: Any, tmp_path:
         assert not {"\x1b", "\x07", "\u202e", "!"} & set(plain)
         assert "4 characters that the eye does not see" in plain
         assert person.end() == 130, "Ctrl-C leaves it"
+
+
+def test_a_proposal_in_a_folder_of_its_own_is_reviewed_by_name_and_by_path(
+    kit: Any, tmp_path: Path, at_terminal: Any
+) -> None:
+    project = kit.repository(tmp_path / "project")
+    made = kit.propose(project)
+    place = tmp_path / "elsewhere" / "pr"
+    place.parent.mkdir()
+    made.parent.rename(place)
+    (project / ".samebits" / "jobs" / "pr").symlink_to(place)  # as --out leaves it
+    for named in ("pr/proposal", "pr", str(place), str(place / "proposal")):
+        with at_terminal(project, named) as person:
+            person.read_until("Type approve, reject")
+            person.type("")
+            assert person.wait() == 2
+
+
+def test_ctrl_c_on_the_page_is_its_end_and_a_port_out_of_range_is_refused(project: Path, at_terminal: Any) -> None:
+    (project / ".samebits" / "jobs").mkdir(parents=True, exist_ok=True)
+    with at_terminal(project) as person:
+        person.read_until("code: ")
+        time.sleep(1)
+        assert person.end() == 0, person.seen
+    with at_terminal(project, "--port", "99999") as person:
+        assert person.wait() == 2
+        assert "Traceback" not in person.seen
 
 
 def test_what_is_no_proposal_is_said_before_anything_is_asked(project: Path, at_terminal: Any) -> None:
