@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from samebits.server.cli.jobs import JOBS
 from samebits.server.jobs.gc import collect
 from samebits.server.jobs.index import Index
+from samebits.server.jobs.links import JOBS
 from samebits.tools.schema.errors import UserError
 
 DAY_S = 86400.0
