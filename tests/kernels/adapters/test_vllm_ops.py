@@ -43,7 +43,7 @@ def test_a_moved_hook_is_named(module: str, name: str, expected: tuple[str, ...]
 
 
 def test_models_outside_the_operators_contract_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PatchError, match=r"dtype float16: is outside this table"):
+    with pytest.raises(PatchError, match="dtype float16: is outside this table"):
         patch(model(tmp_path / "half", dtype=torch.float16), "vllm")
     with pytest.raises(PatchError, match="head size 24"):
         patch(model(tmp_path / "odd", head_dim=24), "vllm")

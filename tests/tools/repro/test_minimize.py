@@ -142,7 +142,7 @@ def test_an_output_nobody_can_make_is_refused(tmp_path: Path) -> None:
 def test_an_operator_without_evidence_and_a_wrong_index_are_refused(tmp_path: Path) -> None:
     source = divergence(tmp_path / "divergence", norm(), keep=False)
     (tmp_path / "job").mkdir()
-    with pytest.raises(UserError, match="its inputs were not kept.*capture more"):
+    with pytest.raises(UserError, match=r"its inputs were not kept.*capture more"):
         run_minimize(MinimizeRequest(divergence=str(source)), Job(tmp_path / "job"))
     with pytest.raises(UserError, match="its work list has 1 operators"):
         run_minimize(MinimizeRequest(divergence=str(source), operator=1), Job(tmp_path / "job"))
