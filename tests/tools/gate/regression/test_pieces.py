@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,6 +248,7 @@ def test_the_gates_environment_is_that_of_the_public_api(tmp_path: Path, monkeyp
     for name in ("VLLM_CPU_ATTN_SPLIT_KV", "ONEDNN_MAX_CPU_ISA", "VLLM_USE_FLASHINFER_SAMPLER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # another test of this process may have imported it
     gate = subject.fingerprints(experiment_for(tmp_path, "cpu", verb.STEADY, kernels="vllm"))
     own = {"OMP_NUM_THREADS": "1"}
     settings.put(settings.find("cpu", "vllm")[2], own)
