@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from samebits.tools.diff.causes.observation import Arithmetic, Observation, Option, Setting
+from samebits.tools.diff.causes.together import in_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,24 +88,14 @@ def together_options(seen: Observation) -> list[Option]:
     return [*found, Option("rows", f"{own}, each row by itself", cause="order_batch", whole=True)]
 
 
-def groups(seen: Observation, order: str) -> list[torch.Tensor]:
-    """Rows that go through the kernel together."""
-    rows = torch.arange(seen["x"].shape[0], device=seen["x"].device)
-    if order in GROUPS:
-        group_T = seen[GROUPS[order]]
-        return [rows[group_T == number] for number in torch.unique(group_T)]
-    return list(rows[:, None]) if order == "rows" else [rows]
-
-
 def native(
     seen: Observation, x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, order: str
 ) -> torch.Tensor:
     """PyTorch's own kernel over all rows or over groups of them."""
-    chosen = groups(seen, order)
-    if len(chosen) == 1:
+    if order not in GROUPS and order != "rows":
         return F.linear(x_TK, weight_NK, bias_N)
-    parts = torch.cat([F.linear(x_TK[rows], weight_NK, bias_N) for rows in chosen])
-    return parts[torch.argsort(torch.cat(chosen))]
+    number_T = seen[GROUPS[order]] if order in GROUPS else torch.arange(len(x_TK), device=x_TK.device)
+    return in_groups(number_T, lambda rows: F.linear(x_TK[rows], weight_NK, bias_N))
 
 
 def cut_mantissa(x: torch.Tensor, *, nearest: bool) -> torch.Tensor:

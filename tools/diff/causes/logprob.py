@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.tools.diff.causes.observation import Arithmetic, Observation, Option, Setting
+from samebits.tools.diff.causes.together import in_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,11 +90,9 @@ def run(seen: Observation, pick: Mapping[str, str]) -> torch.Tensor:
     how = pick.get("rows", "all")
     if how == "all":
         return on_rows(seen, seen["logits"], seen["token"], pick)
-    rows_T = torch.arange(len(seen["logits"]), device=seen["logits"].device)
-    number_T = seen[GROUPS[how]] if how in GROUPS else rows_T
-    groups = [rows_T[number_T == number] for number in torch.unique(number_T)]
-    parts = torch.cat([on_rows(seen, seen["logits"][index], seen["token"][index], pick) for index in groups])
-    return parts[torch.argsort(torch.cat(groups))]
+    logits_TV, token_T = seen["logits"], seen["token"]
+    number_T = seen[GROUPS[how]] if how in GROUPS else torch.arange(len(logits_TV), device=logits_TV.device)
+    return in_groups(number_T, lambda rows: on_rows(seen, logits_TV[rows], token_T[rows], pick))
 
 
 def on_rows(seen: Observation, logits_TV: torch.Tensor, token_T: torch.Tensor, pick: Mapping[str, str]) -> torch.Tensor:
