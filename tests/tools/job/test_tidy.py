@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,15 +82,17 @@ def test_a_job_that_is_stopped_while_a_side_is_deaf_ends_at_once_with_its_sides(
 def test_a_failed_job_leaves_its_record_its_logs_and_whole_artifacts(
     models: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The rollout is made, then the trainer's model folder proves to be absent."""
-    job = tmp_path / "job"
+    """The rollout is made, then the trainer's weights prove to be cut short."""
+    job, broken = tmp_path / "job", Path(shutil.copytree(models(), tmp_path / "broken"))
+    weights = broken / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
     asked(
         job,
         "diff",
         {
             "device": "cpu",
             "rollout": {"side": "transformers", "model": str(models()), "dtype": "float32"},
-            "trainer": {"model": str(tmp_path / "absent")},
+            "trainer": {"model": str(broken), "dtype": "float32"},
             "workload": {"prompts": 2, "prompt_tokens": [3, 5], "new_tokens": 2},
         },
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,7 @@ def test_support_of_this_model_is_the_row_of_the_page(models: Callable[..., Path
 
     row = support.row("Qwen3ForCausalLM", "vllm", "cpu", "bfloat16")
     assert said(kernels="vllm") == support.in_words(row)
-    assert "decode exact (512)" in said(kernels="vllm")
+    assert re.search(r"decode exact \([1-9]\d+\)", said(kernels="vllm"))
     assert "decode measured: 1023 of 1024 differ" in said()
     assert said().endswith(support.in_words(row)), "a stock trainer also hears what the table would give"
     page = (Path(__file__).resolve().parents[3] / "docs/support.md").read_text()
