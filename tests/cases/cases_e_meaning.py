@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from case_form import EQUAL, Case, named, random, word
 
-from samebits.tools.diff.bits import compare, next_ulp
+from samebits.tools.align.taps import Taps
+from samebits.tools.capture.recorder import Recorder
+from samebits.tools.capture.rows import PassRows
+from samebits.tools.diff.bits import compare, equal, next_ulp
 from samebits.tools.diff.causes.probe import repeats, switched
 from samebits.tools.measure.causes import Gap, find_causes
 from samebits.tools.measure.gap import stats
-from samebits.tools.repro.record import TraceRecorder
-from samebits.tools.repro.replay import replay
-from samebits.tools.repro.storage import digest
 from samebits.tools.schema.passes import Reading
+from samebits.tools.schema.sites import CapturePlan
 from samebits.tools.sides.protocol import RolloutData, Sequence
 from samebits.tools.sides.scoring.readings import columns
 
@@ -126,17 +129,36 @@ def constant(factor: float) -> str:
     return named("unknown", {}, rows * factor, rows)
 
 
+class Overwritten(torch.nn.Module):
+    """Adds into what its first part gave, as a fused norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Identity()
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.first(x * 2)
+        return out.add_(residual)
+
+
+class Rows:
+    """Row map of one sequence."""
+
+    def current(self) -> PassRows:
+        return PassRows(torch.zeros(8, dtype=torch.int32), torch.arange(8, dtype=torch.int32), None, None)
+
+
 def aliased(cloned: bool) -> str:
-    """A captured reference is overwritten by the next fused operator; a copy taken at capture is not."""
-    x, residual = random(78)(8, 16), random(79)(8, 16)
-    with torch.no_grad(), TraceRecorder() as recorder:
-        out = x * 2
-        taken = out.clone() if cloned else out
-        out.add_(residual)
-    recorded = recorder.calls[0].digests[str(recorder.find(out))]
-    trace, tensors = recorder.finish()
-    sound = not replay(trace, tensors).wrong
-    return EQUAL if sound and digest(taken) == recorded else "capture"
+    """A captured reference is overwritten by the next fused operator; the recorder's copy is not."""
+    model, kept = Overwritten(), []
+    model.first.register_forward_hook(lambda _module, _args, out: kept.append(out.clone() if cloned else out))
+    plan = CapturePlan(store="tensors")
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        with Recorder(model, Rows(), plan) as recorder:
+            model(random(78)(8, 16), random(79)(8, 16))
+        recorder.write(Path(folder) / "capture")
+        recorded = Taps.open(Path(folder) / "capture").value("first:out0")
+    return EQUAL if equal(kept[0], recorded) else "capture"
 
 
 def zeros(sign: float) -> str:
