@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from samebits.server.jobs import folder as job_folder
 from samebits.server.mcp import answers
 from samebits.server.mcp.clean import clean
+from samebits.server.mcp.overrides import check as check_overrides
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment
@@ -47,12 +48,14 @@ class App:
         """The experiment a call names, its paths checked.
 
         Raises:
-            UserError: no such file, wrong keys, a path outside the roots.
+            UserError: no such file, wrong keys, a path outside the roots, an override that a call may not make.
         """
         path = self.roots.path(config, "config", whole=False)
         if path.is_dir():
             path = self.roots.path(str(path / reader.NAME), "config")
         experiment = reader.read(path, overrides)
+        if overrides:
+            check_overrides(reader.read(path), experiment, self.roots, self.python)
         self.roots.check(experiment, self.python)
         return experiment
 
