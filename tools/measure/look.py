@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from samebits.tools.measure.workload_check import check_engine, check_workload
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment, Rollout, Trainer
+from samebits.tools.sides.model_folder import check_model_folder, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +105,10 @@ def _side(role: str, config: Rollout | Trainer, model: str, device: Literal["cpu
     if kind.startswith("python:"):
         return [tried(f"{role} side", lambda: _python(kind))]
     rows = [tried(f"{role} model", lambda: _model(model))]
-    rows += _vllm(config) if kind == "vllm" else [tried(f"{role} side", _transformers)]
+    if kind == "vllm" and isinstance(config, Rollout):
+        rows += _vllm(config, device)
+    else:
+        rows.append(tried(f"{role} side", _transformers))
     if rows[0]["outcome"] == "ok" and isinstance(config, Trainer) and config.kernels != "none":
         rows.append(tried("trainer kernels", lambda: _kernels(config, model, device)))
     if isinstance(config, Rollout) and kind == "transformers" and not isinstance(config.kernels, str):
@@ -134,19 +138,28 @@ def _transformers() -> str:
 
 
 def _model(model: str) -> str:
-    from samebits.tools.sides.model_folder import check_model_folder
-
     folder = check_model_folder(model)
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return f"{folder}: {', '.join(values.get('architectures') or ['no architecture named'])}"
+    return f"{folder}: {', '.join(read_config(folder).get('architectures') or ['no architecture named'])}"
 
 
-def _vllm(config: Rollout | Trainer) -> list[Row]:
+def _vllm(config: Rollout, device: Literal["cpu", "cuda"]) -> list[Row]:
     from samebits.tools.sides.vllm import hooks
+    from samebits.tools.sides.vllm.which_runner import runner_for
 
-    rows = [tried("rollout side", lambda: f"vLLM {hooks.vllm_version()}: {hooks.status(hooks.vllm_version(), 'V1')}")]
+    def runner(installed: str) -> hooks.Runner:
+        return runner_for(installed, device, os.environ | config.env, read_config(config.model), config.engine)
+
+    def version() -> str:
+        installed = hooks.vllm_version()
+        return f"vLLM {installed}, model runner {runner(installed)}: {hooks.status(installed, runner(installed))}"
+
+    def table() -> str:
+        used = runner(hooks.vllm_version())
+        return f"{len(hooks.check(used))} rows match (model runner {used})"
+
+    rows = [tried("rollout side", version)]
     if rows[0]["outcome"] == "ok":
-        rows.append(tried("hook table", lambda: f"{len(hooks.check('V1'))} rows match (model runner V1)"))
+        rows.append(tried("hook table", table))
     return rows
 
 
@@ -178,8 +191,7 @@ def _candidate(folder: str, dtype: str, device: str) -> str:
 
 
 def _class(model: str) -> str:
-    values = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
-    return str((values.get("architectures") or [""])[0])
+    return str((read_config(model).get("architectures") or [""])[0])
 
 
 def _support(config: Trainer, model: str, device: Literal["cpu", "cuda"]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.tools.schema.errors import UserError
+from samebits.tools.sides.model_folder import read_config
 from samebits.tools.sides.prompt_rows import check_tokenizer, read_prompts
 
 if TYPE_CHECKING:
@@ -131,14 +132,7 @@ def _stretched(model: str) -> bool:
 
 
 def _config(model: str) -> dict[str, Any]:
-    """The text part of config.json; empty when there is none to read (the check of the model folder says so)."""
-    if not model:
-        return {}
-    try:
-        values = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    text = values.get("text_config") if isinstance(values, dict) else None
-    if isinstance(text, dict):
-        return text
-    return values if isinstance(values, dict) else {}
+    """The text part of config.json."""
+    values = read_config(model)
+    text = values.get("text_config")
+    return text if isinstance(text, dict) else values

@@ -36,6 +36,17 @@ def check_model_folder(model: str) -> Path:
     return folder
 
 
+def read_config(model: str | Path) -> dict[str, Any]:
+    """config.json; empty when there is none to read (`check_model_folder` says why)."""
+    if not model:
+        return {}
+    try:
+        values = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
 def _weight_files(folder: Path) -> list[str]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():

@@ -115,6 +115,34 @@ def test_a_hook_that_does_not_match_is_a_failing_row_with_its_name(
     assert "Sampler.sample(nobody)" in failing(experiment(models(), rollout={"side": "vllm"}))["hook table"]
 
 
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("installed", "device", "env", "runner", "said"),
+    [
+        ("0.26.0", "cuda", {}, "MRV2", "tested"),
+        ("0.26.0", "cuda", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, "V1", "hooks match, not run"),
+        ("0.32.0", "cpu", {}, "V1", "tested"),
+    ],
+)
+def test_the_hook_table_is_that_of_the_runner_that_will_run(
+    installed: str,
+    device: str,
+    env: dict[str, str],
+    runner: str,
+    said: str,
+    models: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from samebits.tools.sides.vllm import hooks
+
+    monkeypatch.setattr(hooks, "vllm_version", lambda: installed)
+    monkeypatch.setattr(hooks, "check", lambda asked: [asked])
+    asked = experiment(models(), device=device, rollout={"side": "vllm", "env": env})
+    rows = {row["check"]: row["detail"] for row in look.look(asked)}
+    assert rows["rollout side"] == f"vLLM {installed}, model runner {runner}: {said}"
+    assert rows["hook table"] == f"1 rows match (model runner {runner})"
+
+
 @pytest.mark.parametrize(
     ("sections", "check", "said"),
     [

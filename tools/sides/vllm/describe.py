@@ -102,9 +102,14 @@ def _cpu(config: Any) -> dict[str, Any]:
 
 
 def describe(llm: Any, installed: str, config: Rollout) -> tuple[dict[str, str | int | float | bool | None], list[str]]:
-    """Facts and lines of a started engine."""
+    """Facts and lines of a started engine.
+
+    Raises:
+        UserError: an attribute of the hook table is not there.
+    """
     facts: dict[str, Any] = {"name": f"vllm {installed}", "vllm": installed, "torch": version("torch")}
     facts |= llm.collective_rpc(look)[0]
+    hooks.check_held(facts["runner"], {"engine": llm.llm_engine})
     facts |= {
         "hooks": hooks.status(installed, facts["runner"]),
         "logprobs_mode": str(llm.llm_engine.model_config.logprobs_mode),

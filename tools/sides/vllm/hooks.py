@@ -181,7 +181,7 @@ def status(installed: str, runner: Runner) -> str:
     """
     if runner in TESTED.get(installed, ()):
         return "tested"
-    if not OLDEST <= _numbers(installed) <= NEWEST:
+    if not OLDEST <= numbers(installed) <= NEWEST:
         raise UserError(
             f"vLLM {installed}",
             f"samebits reads versions {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
@@ -190,7 +190,8 @@ def status(installed: str, runner: Runner) -> str:
     return "hooks match, not run"
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
+    """Major and minor version; -1 for what is no number."""
     parts = text.split(".")[:2]
     return tuple(int(part) if part.isdigit() else -1 for part in parts)
 

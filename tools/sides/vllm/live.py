@@ -6,6 +6,7 @@ sequences, L routed layers, R experts per token.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from samebits.tools.sides.vllm import engine, hooks, routing
 from samebits.tools.sides.vllm import weights as worker_weights
 from samebits.tools.sides.vllm.batch import request_id
 from samebits.tools.sides.vllm.push import expected_views, missing
+from samebits.tools.sides.vllm.which_runner import runner_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,12 +73,12 @@ class LiveEngine:
             UserError: vLLM missing or not matching, a model it cannot load, settings it does not take.
         """
         from samebits.tools.schema.experiment import Rollout
-        from samebits.tools.sides.model_folder import check_model_folder
+        from samebits.tools.sides.model_folder import check_model_folder, read_config
         from samebits.tools.sides.vllm.describe import describe
 
         installed = hooks.vllm_version()
-        hooks.status(installed, "V1")
         folder = check_model_folder(str(model))
+        hooks.status(installed, runner_for(installed, device, os.environ, read_config(folder), options))
         llm = launch(str(folder), options)
         length = int(llm.llm_engine.model_config.max_model_len)
         config = Rollout(model=str(folder), eager=bool(options.get("enforce_eager", False)), max_model_len=length)

@@ -5,6 +5,7 @@ Legend: N sampled tokens in all.
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from samebits.tools.sides.protocol import RolloutData, Scores, Sequence, Side
 from samebits.tools.sides.vllm import control, engine, hooks, kernels, workload
 from samebits.tools.sides.vllm.batch import request_id
 from samebits.tools.sides.vllm.plugin import PluginRequest
+from samebits.tools.sides.vllm.which_runner import runner_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,17 +53,17 @@ class VllmSide(Side):
         Raises:
             UserError: vLLM missing or not matching, a model it cannot load, settings it does not take.
         """
-        from samebits.tools.sides.model_folder import check_model_folder
+        from samebits.tools.sides.model_folder import check_model_folder, read_config
         from samebits.tools.sides.vllm.describe import describe
 
         assert isinstance(command.config, Rollout)
         installed = hooks.vllm_version()
-        hooks.status(installed, "V1")
         model = check_model_folder(command.model)
+        foreseen = runner_for(installed, command.device, os.environ, read_config(model), command.config.engine)
+        hooks.status(installed, foreseen)
         kernels.check(command.config.kernels)
         with kernels.refusals():
             llm = engine.start(command.config, str(model), PluginRequest(taps=command.taps))
-        hooks.check_held("V1", {"engine": llm.llm_engine}, tuple(held for held in hooks.HELD if held.root == "engine"))
         facts, lines = describe(llm, installed, command.config)
         if command.config.kernels == "samebits":
             lines += kernels.lines(llm)
