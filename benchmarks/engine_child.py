@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-READY = "ready"
-"""File in the model folder that says that it is complete."""
+from common import READY
 
 
 def prompts_of(seed: int, count: int, shortest: int, longest: int, shared: int, vocabulary: int) -> list[list[int]]:

@@ -10,40 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from engine_child import READY
+from common import FAMILY, READY, SHAPES
 
 HERE = Path(__file__).resolve().parent
-SHAPES: dict[str, dict[str, Any]] = {
-    "1.7b": {
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
-    },
-    "8b": {
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
-    },
-    "tiny": {"head_dim": 64, "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 512},
-}
-FAMILY = {"1.7b": "qwen3_tied", "8b": "qwen3", "tiny": "qwen3"}
-MAKE = (
-    "import sys, json, pathlib, torch; from samebits.tools.sides.transformers.tiny import write_tiny;"
-    "torch.set_default_device(sys.argv[2]);"
-    "write_tiny(pathlib.Path(sys.argv[1]), sys.argv[4], **json.loads(sys.argv[3]))"
-)
 ARMS: dict[str, dict[str, str]] = {
     "default": {},
     "batch_invariant": {"VLLM_BATCH_INVARIANT": "1"},
@@ -59,16 +28,9 @@ COMMON = {
 }
 
 
-def write_model(folder: Path, shape: str, device: str, env: dict[str, str]) -> None:
-    """Random weights of the shape as a model folder that both sides read."""
-    sizes = json.dumps(SHAPES[shape])
-    subprocess.run([sys.executable, "-c", MAKE, str(folder), device, sizes, FAMILY[shape]], env=env, check=True)
-    (folder / READY).touch()
-
-
 def write_config(folder: Path, shape: str) -> None:
     """The shape's config.json alone, for engines with dummy weights."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

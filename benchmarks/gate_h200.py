@@ -9,12 +9,11 @@ Writes FOLDER/model (kept for later pieces), FOLDER/samebits.toml, FOLDER/job, F
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from engines import SHAPES, write_model
+from common import SHAPES, linked, write_model
 
 TOML = """device = "{device}"
 
@@ -56,6 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shape", choices=SHAPES, default="1.7b")
+    parser.add_argument("--layers", type=int, default=0, help="of the model; 0: as many as the shape has")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--kernels", default="samebits")
     parser.add_argument("--prompts", type=int, default=32)
@@ -67,8 +67,8 @@ def main() -> int:
     options = parser.parse_args()
     folder: Path = options.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "model").exists():
-        write_model(folder / "model", options.shape, options.device, dict(os.environ))
+    env = linked(folder / "links")
+    write_model(folder / "model", options.shape, options.device, env, options.layers)
     rollout, trainer = SIDES[options.device]
     text = TOML.format(
         device=options.device,
@@ -84,7 +84,7 @@ def main() -> int:
     command += ["--junit", str(folder / "gate.xml")]
     command += ["--axes", options.axes] if options.axes else []
     command += ["--resume", str(options.resume.resolve())] if options.resume else []
-    return subprocess.run(command, cwd=folder, check=False).returncode
+    return subprocess.run(command, cwd=folder, env=env, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from engines import ARMS, SHAPES, Engine, score, write_model
-from main_job import linked
+from common import SHAPES, linked, write_model
+from engines import ARMS, Engine, score
 
 OURS = ARMS["samebits"]
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {

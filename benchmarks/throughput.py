@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines import ARMS, SHAPES, Engine, score, write_config, write_model
-from main_job import linked
+from common import SHAPES, linked, write_model
+from engines import ARMS, Engine, score, write_config
 
 NEW_TOKENS = 256
 PROMPT = (128, 767)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engines import FAMILY, SHAPES
+from common import FAMILY, SHAPES
 
 
 def model_of(shape: str) -> Any:

@@ -11,6 +11,7 @@ from samebits.tools.rl.policy import Policy
 from samebits.tools.rl.task import VOCABULARY, Sort
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.protocol import RolloutData, Sequence
+from samebits.tools.sides.transformers.shapes import QWEN3
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,12 +19,7 @@ if TYPE_CHECKING:
     from samebits.tools.job.job import Job
     from samebits.tools.schema.experiment import Experiment, Rl
 
-QWEN3: dict[str, Any] = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "num_hidden_layers": 28}
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {"vocab_size": 64},
-    "0.6b": QWEN3 | {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
-    "1.7b": QWEN3 | {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16},
-}
+SHAPES: dict[str, dict[str, Any]] = {"tiny": {"vocab_size": 64}} | {name: QWEN3[name] for name in ("0.6b", "1.7b")}
 """Sizes on top of those of a tiny model. The small vocabulary leaves the few tokens of the task a share of random
 choices that supervised training can move in a minute."""
 BATCH = 64
