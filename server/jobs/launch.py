@@ -202,12 +202,20 @@ def memory_limit_bytes(request: Request) -> int:
     return 0 if experiment is None else experiment.pool.memory_limit_mib << 20
 
 
-def start(request: Request, folder: Path, *, python: str = "", time_limit_s: float | None = None) -> Running:
-    """Write the request and start its worker.
+def start(
+    request: Request,
+    folder: Path,
+    *,
+    python: str = "",
+    time_limit_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+    keep: tuple[int, ...] = (),
+) -> Running:
+    """Write the request and start its worker (env and keep: as `spawn` has them).
 
     Raises:
         UserError: the folder exists or cannot be made, or the interpreter cannot be run.
     """
     prepare(request, folder)
     limit = memory_limit_bytes(request)
-    return spawn(folder, python=python, time_limit_s=time_limit_s, memory_limit_bytes=limit)
+    return spawn(folder, python=python, time_limit_s=time_limit_s, memory_limit_bytes=limit, env=env, keep=keep)

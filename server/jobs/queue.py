@@ -121,7 +121,7 @@ class Queue:
 
     def _take(self, entry: Entry) -> Held | None:
         if entry.order.where == "here":
-            return self.slots.take(entry.order.need, entry.id)
+            return self.slots.take(entry.order.need, entry.id, entry.folder)
         busy = sum(other.order.where == "ray" for other in self.running())
         return None if busy >= RAY_LIMIT else Held((), (), {})
 

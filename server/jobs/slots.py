@@ -1,7 +1,8 @@
 """Devices and their locks: one job per GPU, one on the CPU, across every samebits server of this user on this machine.
 
-A lock is a `flock` on a file named after the GPU's UUID. The descriptor is handed to the job's warden and worker, so a
-slot is taken exactly as long as one of them lives, whatever became of the server.
+A lock is a `flock` on a file named after the GPU's UUID, in a folder that no setting of a session moves (TMPDIR and
+HOME may differ between two servers). The descriptor is handed to the job's warden and worker, so a slot is taken
+exactly as long as one of them lives, whatever became of the server.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import subprocess
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from samebits.tools.schema.requests import Request
 
 LOCKS_VARIABLE = "SAMEBITS_LOCKS"
+PLACES = (Path("/var/tmp"), Path("/tmp"))
+"""The first that is there holds the locks: every user can write to them, whatever the environment says."""
 CPU, LOOK = "cpu", "look"
 """The CPU's slot, and that of short jobs, which only look at what is there: none waits for a device."""
 
@@ -113,9 +116,11 @@ def gpu_count(request: Request) -> int:
 
 
 def default_folder() -> Path:
-    """Where the locks are: SAMEBITS_LOCKS, else a folder of this user in the system's folder for temporary files."""
+    """Where the locks are: SAMEBITS_LOCKS, else one folder of this user on this machine."""
     named = os.environ.get(LOCKS_VARIABLE)
-    return Path(named) if named else Path(tempfile.gettempdir(), f"samebits-{os.getuid()}", "locks")
+    if named:
+        return Path(named)
+    return next((place for place in PLACES if place.is_dir()), PLACES[0]) / f"samebits-locks-{os.getuid()}"
 
 
 class Slots:
@@ -135,17 +140,22 @@ class Slots:
         """UUIDs of the GPUs that jobs may take."""
         return gpus() if self._available is None else self._available
 
-    def take(self, need: Need, job: str) -> Held | None:
+    def take(self, need: Need, job: str, folder: Path | None = None) -> Held | None:
         """The slots, or None while too few are free.
+
+        Args:
+            job: its name, for those who wait.
+            folder: its folder, in which they see what became of it.
 
         Raises:
             UserError: the lock folder cannot be used.
         """
+        note = f"{job}\n{folder or ''}"
         names = [need.slot] if need.slot else list(self.available)
         wanted = 1 if need.slot else need.gpus
         held: list[tuple[str, int]] = []
         for name in names:
-            if len(held) < wanted and (descriptor := self._lock(name, job)) is not None:
+            if len(held) < wanted and (descriptor := self._lock(name, note)) is not None:
                 held.append((name, descriptor))
         if len(held) < wanted:
             for _, descriptor in held:
@@ -162,12 +172,13 @@ class Slots:
         """Which job holds a slot that is waited for, as far as its file says."""
         for name in [need.slot] if need.slot else self.available:
             with suppress(OSError):
-                return (self.folder / f"{name}.lock").read_text(encoding="utf-8").strip()
+                job, _, _ = (self.folder / f"{name}.lock").read_text(encoding="utf-8").partition("\n")
+                return job.strip()
         return ""
 
-    def _lock(self, name: str, job: str) -> int | None:
+    def _lock(self, name: str, note: str) -> int | None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._check_folder()
             descriptor = os.open(self.folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             reason = error.strerror or str(error)
@@ -180,5 +191,21 @@ class Slots:
             os.close(descriptor)
             return None
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, job.encode(), 0)
+        os.pwrite(descriptor, note.encode(), 0)
         return descriptor
+
+    def _check_folder(self) -> None:
+        """The folder stands where others may write: one that is theirs, or that they can change, locks nothing.
+
+        Raises:
+            UserError: it is such a one.
+            OSError: it cannot be made.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = self.folder.lstat()
+        if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise UserError(
+                str(self.folder),
+                "is not a folder of this user alone, so a lock in it would hold nobody",
+                f"remove it, or set {LOCKS_VARIABLE} to a folder that others cannot write",
+            )

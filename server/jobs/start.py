@@ -1,7 +1,12 @@
-"""Starts one job of the command line: in the pool's daemon where one runs, else at once, as a child of this process."""
+"""Starts one job of the command line: in the pool's daemon where one runs, else as a child of this process.
+
+Such a child waits for the GPUs it needs, as jobs of a server do; on the CPU it starts at once.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +17,18 @@ from samebits.server.jobs import launch
 from samebits.server.jobs.links import listed
 from samebits.server.jobs.order import order_of, settings_of, worker_environment
 from samebits.server.jobs.queue import RAY_RUNNER, write_order
-from samebits.server.jobs.slots import gpus
+from samebits.server.jobs.slots import Held, Slots, default_folder
 from samebits.server.pool.spool import Spool
+from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
     from samebits.server.jobs.launch import Running
+    from samebits.server.jobs.order import Order
     from samebits.tools.schema.requests import Request
     from samebits.tools.schema.results import Outcome
 
 POLL_S = 0.1
+WAIT_S, SAY_EVERY_S = 0.25, 60.0
 
 
 @dataclass(slots=True)
@@ -53,20 +61,49 @@ def start(
 
     Raises:
         UserError: the folder exists or cannot be made, the interpreter cannot be run, more GPUs asked for than there
-        are, the daemon is asked for and does not run, the project's experiment file is not valid.
+        are, the daemon is asked for and does not run, the project's experiment file is not valid, the wait for a GPU
+        was broken off.
     """
     settings = settings_of(request, Path())
-    spool = Spool()
+    spool, slots = Spool(), Slots(default_folder())
     given_away = spool.wanted(settings)
-    # A child of this process takes no slot, so it does not matter here how many GPUs there are.
-    order = order_of(request, folder, settings, gpus if given_away else lambda: (), python=python)
-    with listed(folder):
-        if given_away:
+    order = order_of(request, folder, settings, lambda: slots.available, python=python)
+    held = Held((), (), {}) if given_away or order.where == "ray" else wait_for(slots, order)
+    try:
+        with listed(folder):
+            if given_away:
+                launch.prepare(request, folder)
+                spool.put(order)
+                return Submitted(folder, spool)
+            if order.where == "here":
+                env = dict(os.environ) | held.env
+                return launch.start(
+                    request, folder, python=order.python, time_limit_s=time_limit_s, env=env, keep=held.descriptors
+                )
             launch.prepare(request, folder)
-            spool.put(order)
-            return Submitted(folder, spool)
-        if order.where == "here":
-            return launch.start(request, folder, python=order.python, time_limit_s=time_limit_s)
-        launch.prepare(request, folder)
-        write_order(order)
-        return launch.spawn(folder, env=worker_environment(ray=True), module=RAY_RUNNER)
+            write_order(order)
+            return launch.spawn(folder, env=worker_environment(ray=True), module=RAY_RUNNER)
+    finally:
+        held.close()
+
+
+def wait_for(slots: Slots, order: Order) -> Held:
+    """The GPUs of a job, once they are free; who has them is said on stderr. Nothing is written down before.
+
+    A job of the CPU takes nothing, nor does one that is started inside a job, which has its GPUs already.
+
+    Raises:
+        UserError: it was broken off (Ctrl-C), or the locks cannot be used.
+    """
+    if not order.need.gpus or launch.JOB_VARIABLE in os.environ:
+        return Held((), (), {})
+    folder, said = Path(order.folder), float("-inf")
+    try:
+        while (held := slots.take(order.need, folder.name, folder)) is None:
+            if time.monotonic() - said > SAY_EVERY_S:
+                said = time.monotonic()
+                print(f"waiting for a GPU: {slots.holder(order.need) or 'another job'} has it", file=sys.stderr)
+            time.sleep(WAIT_S)
+    except KeyboardInterrupt:
+        raise UserError("the wait for a GPU", "broken off; nothing was started", "run the command again") from None
+    return held

@@ -92,7 +92,7 @@ class Node:
         """
         slots = Slots(default_folder())
         need = Need(gpus=self.gpus if slots.available else 0)
-        held = slots.take(need, self.work.name)
+        held = slots.take(need, self.work.name, self.job)
         if held is None:
             return False
         try:

@@ -118,7 +118,7 @@ elif do == "torn":
     open(folder + "/result.json", "w").write('{{"state": "succeeded", "res')
 else:
     time.sleep(value)
-    answer(rows=[dict(started=started, ended=time.time())])
+    answer(rows=[dict(started=started, ended=time.time(), devices=os.environ.get("CUDA_VISIBLE_DEVICES"))])
 """
 
 
