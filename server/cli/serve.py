@@ -24,7 +24,7 @@ Roots = Annotated[
 ]
 AllowHosts = Annotated[
     list[str] | None,
-    typer.Option("--allow-host", help="Host header to accept, NAME:PORT, beyond loopback. Repeatable."),
+    typer.Option("--allow-host", help="Host header to accept besides loopback's: NAME:PORT. Repeatable."),
 ]
 TokenFile = Annotated[Path | None, typer.Option(help="File with the bearer token (default: a fresh one, printed).")]
 
@@ -64,7 +64,7 @@ def serve(
     from samebits.server.mcp.http import listen, security_of, serve_http, token_of
 
     token, fresh = token_of(secret)
-    security = security_of(host, tuple(allow_hosts or ()))
+    security = security_of(host, port, tuple(allow_hosts or ()))
     sockets = listen(host, port)
     shown = f", token {token}" if fresh else ""
     print(f"samebits: http://{host}:{port}/mcp{shown}", file=sys.stderr, flush=True)

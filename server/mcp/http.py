@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 TOKEN_CHARS = 16
 """A shorter token is refused."""
 BACKLOG = 2048
+HTTP_PORT = 80
+"""Left out of Host headers."""
 
 
 class BearerOnly:
@@ -70,20 +72,26 @@ def token_of(file: Path | None) -> tuple[str, bool]:
     return text, False
 
 
-def security_of(host: str, allowed: tuple[str, ...]) -> TransportSecuritySettings | None:
-    """Host and Origin checks; None on loopback, where the SDK's own apply.
+def security_of(host: str, port: int, allowed: tuple[str, ...]) -> TransportSecuritySettings:
+    """Host and Origin checks: the names of this machine at this port, and those that are allowed. The SDK's own checks
+    know only some names of loopback, so they are never left to it.
 
     Raises:
-        UserError: another address without the names clients use for it.
+        UserError: an address beyond loopback without the names clients use for it.
     """
-    if is_loopback(host):
-        return None
-    if not allowed:
+    if not is_loopback(host) and not allowed:
         raise UserError(
             f"--host {host}", "reaches beyond this machine", "add --allow-host NAME:PORT as clients name it"
         )
-    origins = [f"{scheme}://{name}" for name in allowed for scheme in ("http", "https")]
-    return TransportSecuritySettings(allowed_hosts=list(allowed), allowed_origins=origins)
+    own = dict.fromkeys(("127.0.0.1", "localhost", "[::1]", *((_named(host),) if is_loopback(host) else ())))
+    hosts = [*(f"{name}:{port}" for name in own), *(own if port == HTTP_PORT else ()), *allowed]
+    origins = [f"{scheme}://{name}" for name in hosts for scheme in ("http", "https")]
+    return TransportSecuritySettings(allowed_hosts=hosts, allowed_origins=origins)
+
+
+def _named(host: str) -> str:
+    """As it stands in a Host header."""
+    return f"[{host}]" if ":" in host else host
 
 
 def is_loopback(host: str) -> bool:
@@ -139,7 +147,7 @@ async def serve_http(
     host: str,
     sockets: list[socket.socket],
     token: str,
-    security: TransportSecuritySettings | None,
+    security: TransportSecuritySettings,
 ) -> None:
     """Serve until stopped."""
     import uvicorn

@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +41,29 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A server of its own for this module."""
-    folder, chosen = tmp_path_factory.mktemp("http"), free_port()
+    with serving(tmp_path_factory.mktemp("http"), "127.0.0.1", "--allow-host", "proxy.example") as chosen:
+        yield chosen
+
+
+@contextmanager
+def serving(folder: Path, host: str, *options: str) -> Iterator[int]:
+    """A server; gives its port."""
+    chosen = free_port()
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text(TOKEN + "\n")
     command = [sys.executable, "-m", "samebits.server.cli.main", "serve", "--http", "--port", str(chosen)]
+    command += ["--host", host, *options]
     env = os.environ | {"SAMEBITS_LOCKS": str(folder / "locks")}
     process = subprocess.Popen([*command, "--token-file", str(token)], cwd=folder, env=env, stderr=subprocess.PIPE)
     try:
         assert process.stderr is not None
         said = process.stderr.readline().decode()
-        assert f"http://127.0.0.1:{chosen}/mcp" in said
+        assert f"http://{host}:{chosen}/mcp" in said
         assert TOKEN not in said, "a token that a person keeps in a file is not printed"
         for _ in range(600):
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", chosen)) == 0:
+                if probe.connect_ex((host, chosen)) == 0:
                     break
             subprocess.run(["sleep", "0.1"], check=True)
         yield chosen
@@ -63,8 +73,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         process.stderr.close()  # type: ignore[union-attr]
 
 
-def status(port: int, headers: dict[str, str], body: str = BODY, path: str = "/mcp") -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+def status(port: int, headers: dict[str, str], body: Any = BODY, path: str = "/mcp", host: str = "127.0.0.1") -> int:
+    connection = http.client.HTTPConnection(host, port, timeout=30)
     try:
         connection.request("POST", path, body, headers)
         return connection.getresponse().status
@@ -102,10 +112,51 @@ def test_a_foreign_host_or_origin_is_refused_even_with_the_token(port: int) -> N
     assert status(port, GOOD | {"Host": "evil.example"}) == 421
     assert status(port, GOOD | {"Origin": "http://evil.example"}) == 403
     assert status(port, GOOD | {"Origin": f"http://127.0.0.1:{port}"}) == 200
+    assert status(port, GOOD | {"Host": "127.0.0.1:1"}) == 421, "another port of this machine is another place"
+
+
+def test_a_proxys_name_that_was_allowed_is_let_in_on_loopback(port: int) -> None:
+    assert status(port, GOOD | {"Host": "proxy.example"}) == 200
+    assert status(port, GOOD | {"Host": "proxy.example", "Origin": "https://proxy.example"}) == 200
+    assert status(port, GOOD | {"Host": "proxy.example.evil"}) == 421
+    assert status(port, GOOD | {"Host": "proxy.example", "Origin": "https://evil.example"}) == 403
+
+
+def test_every_address_of_loopback_checks_host_and_origin(tmp_path: Path) -> None:
+    """127.0.0.2 is one the SDK takes for no loopback: it would check nothing."""
+    with serving(tmp_path, "127.0.0.2") as port:
+        assert status(port, GOOD, host="127.0.0.2") == 200
+        assert status(port, GOOD | {"Host": "evil.example"}, host="127.0.0.2") == 421
+        assert status(port, GOOD | {"Origin": "http://evil.example"}, host="127.0.0.2") == 403
 
 
 def test_a_body_of_ten_mebibytes_is_refused(port: int) -> None:
     assert status(port, GOOD, body=json.dumps({"x": "y" * (10 << 20)})) == 413
+
+
+def sent_in_chunks(port: int, headers: dict[str, str], mebibytes: int) -> int:
+    """Status of a body that names no length. It is sent until the server answers, which may be before its end."""
+    head = {**headers, "Host": f"127.0.0.1:{port}", "Transfer-Encoding": "chunked"}
+    chunk = b"10000\r\n" + b"y" * 0x10000 + b"\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as end:
+        lines = "".join(f"{key}: {value}\r\n" for key, value in head.items())
+        end.sendall(f"POST /mcp HTTP/1.1\r\n{lines}\r\n".encode())
+        for _ in range(16 * mebibytes):
+            if select.select([end], [], [], 0.001)[0]:
+                break
+            end.sendall(chunk)
+        else:
+            end.sendall(b"0\r\n\r\n")
+        return int(end.recv(1 << 16).split()[1])
+
+
+def test_a_body_that_names_no_length_is_cut_off_too(port: int) -> None:
+    without = {name: value for name, value in GOOD.items() if name != "Authorization"}
+    assert sent_in_chunks(port, GOOD, 10) == 413
+    assert sent_in_chunks(port, without, 10) == 401
+    assert sent_in_chunks(port, GOOD, 1) == 400, "the control: a short one is read to its end, and is no JSON"
+    assert status(port, without, body=json.dumps({"x": "y" * (10 << 20)})) == 401
+    assert status(port, GOOD) == 200, "the server goes on"
 
 
 @pytest.mark.anyio
@@ -135,11 +186,15 @@ def test_a_weak_or_open_token_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_beyond_loopback_the_names_must_be_given() -> None:
-    assert security_of("127.0.0.1", ()) is None
-    assert security_of("::1", ()) is None
+    for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
+        made = security_of(host, 8321, ())
+        assert made.enable_dns_rebinding_protection
+        assert {"127.0.0.1:8321", "localhost:8321", "[::1]:8321"} <= set(made.allowed_hosts)
+    assert "[::1]" in security_of("::1", 80, ()).allowed_hosts
+    assert "[::1]" not in security_of("::1", 8321, ()).allowed_hosts
     with pytest.raises(UserError, match=r"reaches beyond this machine\. Next: add --allow-host"):
-        security_of("0.0.0.0", ())
-    made = security_of("0.0.0.0", ("box:8321",))
-    assert made is not None
+        security_of("0.0.0.0", 8321, ())
+    made = security_of("0.0.0.0", 8321, ("box:8321",))
     assert made.enable_dns_rebinding_protection
-    assert made.allowed_hosts == ["box:8321"]
+    assert "box:8321" in made.allowed_hosts
+    assert not {"0.0.0.0:8321", "0.0.0.0"} & set(made.allowed_hosts)
