@@ -9,7 +9,7 @@ from samebits.tools.diff import report
 from samebits.tools.diff.asking import Asker
 from samebits.tools.diff.kinds import kind_of
 from samebits.tools.diff.rows import by_bits, by_digest
-from samebits.tools.diff.triggers import for_kind
+from samebits.tools.diff.triggers import TRIGGERS, for_kind
 from samebits.tools.job.job import device_of
 from samebits.tools.job.rollouts import obtain
 from samebits.tools.measure.gap import differs, stats
@@ -100,6 +100,7 @@ class Search:
     def look(self, switches: dict[str, str], site: Pair | None = None) -> Look:
         """Run both ways with these switches: is the difference at `site` gone, and which operator is first at fault?"""
         with self.job.open_side("rollout", self.request.experiment, env=switches) as engine:
+            self._foresee(switches)
             if self.rollout is None:
                 self.rollout = obtain(self.request.rollout, self.request.experiment, engine, self.job)
             data = rollout_store.read(self.rollout)
@@ -122,6 +123,15 @@ class Search:
             index = len(self.work) + (site is not None)
             item = None if first is None else _item(asker, first, self.how, gap, index, plan)
         return Look(switches, gap, gone=True, first=first, item=item)
+
+    def _foresee(self, switches: dict[str, str]) -> None:
+        """Let the process of the switch that is likely tried next load its libraries while this one works."""
+        experiment = self.request.experiment
+        for trigger in TRIGGERS:
+            known = experiment.rollout.env | switches
+            if trigger.device == device_of(experiment) and known.get(trigger.variable) != trigger.off:
+                self.job.prepare("rollout", experiment, env=switches | {trigger.variable: trigger.off})
+                return
 
     def _differing(self, data: RolloutData, differing_N: torch.Tensor) -> tuple[int, ...]:
         """A few sequences that differ, the longest among them: what their rows show is what is looked for."""
