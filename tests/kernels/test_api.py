@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from samebits.tools.guard import Guard
+from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.transformers.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +53,17 @@ def readme_lines() -> str:
 
 def test_the_three_names_fit_into_fifteen_lines() -> None:
     assert sum(1 for line in readme_lines().splitlines() if line.strip()) <= 15
+
+
+def test_a_logprob_that_is_no_number_raises_with_the_mask_of_the_readme(tmp_path: Path) -> None:
+    used = [line.strip() for line in readme_lines().splitlines() if "every" in line or "guard.check" in line]
+    lp_N = torch.tensor([-1.0, -2.0, torch.nan])
+    names = {"torch": torch, "reported": lp_N, "logprob": lp_N.clone(), "step": 0}
+    names |= {"prompts": [[1]], "sampled": [[2, 3, 4]], "guard": Guard(tmp_path)}
+    with pytest.raises(UserError, match="1 of 3 valid tokens have a logprob that is NaN"):
+        exec("\n".join(used), names)
+    # The same with a mask that is taken from the logprobs: nobody sees it.
+    exec("\n".join(["every = reported < 1", *used[1:]]), names)
 
 
 @pytest.mark.vllm

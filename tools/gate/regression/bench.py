@@ -20,7 +20,7 @@ from samebits.tools.sides import rollout_store
 from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import torch
@@ -62,6 +62,8 @@ class Bench:
     """The engine's logprobs after those were pushed."""
     edges: tuple[Path, Scores] | None = None
     """A made-up rollout whose lengths lie around edges, and the engine's logprobs of it."""
+    modes: tuple[list[Path], list[Scores]] | None = None
+    """Two rollouts of other temperatures, and the engine's logprobs of them."""
     _taps: dict[Role, Tap | str] = field(default_factory=dict)
     _nudged: Nudged | None = None
 
@@ -82,8 +84,12 @@ class Bench:
 
     def fact(self, name: str) -> str | int | float | bool | None:
         """What the rollout side said about itself when it was opened."""
-        opened = self.sides.session("rollout").opened
-        return None if opened is None else opened.facts.get(name)
+        return self.described("rollout").get(name)
+
+    def described(self, role: Role) -> Mapping[str, str | int | float | bool | None]:
+        """What a side said about itself when it was first opened; it may be closed by now."""
+        done = self.sides.described.get(role) or self.sides.session(role).opened
+        return {} if done is None else done.facts
 
     def used(self, *scores: Scores) -> torch.Tensor:
         """Valid tokens that all of these scored, bool [N]."""
@@ -219,9 +225,8 @@ class Bench:
         return self._taps[role]
 
     def _find_tap(self, role: Role) -> Tap | str:
-        opened = self.sides.session(role).opened
-        compiled = str(opened.facts.get("compiled", "")) if opened is not None else ""
-        graphs = str(opened.facts.get("graphs", "")) if opened is not None else ""
+        facts = self.described(role)
+        compiled, graphs = str(facts.get("compiled", "")), str(facts.get("graphs", ""))
         if compiled not in ("", "NONE", "False"):
             return f"module hooks do not run in a compiled engine ({compiled}), so nothing can be moved inside it"
         if graphs not in ("", "NONE"):

@@ -26,25 +26,23 @@ PAGE = 16
 """Tokens of a block where the side names none."""
 
 
-def repeat(bench: Bench) -> Tried:
+def repeat(bench: Bench, tried: Tried) -> None:
     """The same call twice; a generated rollout also against its own tokens forced."""
-    tried, plain = Tried(), bench.plain["rollout"]
+    plain = bench.plain["rollout"]
     if bench.source.generated:
         data = bench.data
         free = Scores(data.logprob_N, data.valid_N)
         bench.compare(tried, "sampled freely against the same tokens forced", free, plain)
     bench.against_plain(tried, "rollout", Variant(How(), "the same call twice", "", always))
     bench.disturb(tried, "rollout", How(), "in the second call alone")
-    return tried
 
 
-def batch(bench: Bench) -> Tried:
+def batch(bench: Bench, tried: Tried) -> None:
     """All in flight against each alone, two and eight at a time, and among other neighbours.
 
     Its control needs an engine of its own where a switch is known that makes a row depend on its company
     (process_axes.py); elsewhere an element is moved when each is alone.
     """
-    tried = Tried()
     for size in SIZES:
         words = "each alone" if size == 1 else f"{size} at a time"
         bench.against_plain(
@@ -60,7 +58,6 @@ def batch(bench: Bench) -> Tried:
             tried.skipped.append(f"a batch of {size}: this engine runs {most} sequences at most (max_num_seqs)")
         else:
             bench.among(tried, filled(bench.data, size), least=size)
-    return tried
 
 
 def _most(bench: Bench) -> int | None:
@@ -74,19 +71,17 @@ def batch_by_flip(bench: Bench, tried: Tried) -> None:
     bench.disturb(tried, "rollout", How(concurrency=1), "when each is alone")
 
 
-def order(bench: Bench) -> Tried:
+def order(bench: Bench, tried: Tried) -> None:
     """Requests in the reverse order, all in flight and two at a time; and each in other places of the batch."""
-    tried = Tried()
     if len(bench.data.sequences) < 2:
         tried.skipped.append("one sequence has one order")
-        return tried
+        return
     for how, words in ((How(reverse=True), "all in flight"), (How(reverse=True, concurrency=2), "two at a time")):
         bench.against_plain(tried, "rollout", Variant(how, f"requests in the reverse order, {words}", "", _turned))
     count = len(bench.data.sequences)
     for by in dict.fromkeys((1, count // 2) if bench.coverage == "fast" else range(1, count, max(1, count // 8))):
         bench.among(tried, turned(bench.data, by))
     bench.disturb(tried, "rollout", How(reverse=True), "in the reverse order alone")
-    return tried
 
 
 def _turned(_plain: Scores, other: Scores) -> str:
@@ -94,18 +89,18 @@ def _turned(_plain: Scores, other: Scores) -> str:
     return "" if isinstance(size, int) and size > 1 else "this side has one sequence in flight at most"
 
 
-def graph_buckets(bench: Bench) -> Tried:
+def graph_buckets(bench: Bench, tried: Tried) -> None:
     """Batches of a CUDA-graph size and of one more, which runs in the next larger graph with padding rows."""
-    tried, data = Tried(), bench.data
+    data = bench.data
     told = str(bench.fact("graph_sizes") or "")
     sizes = [int(size) for size in told.split(", ") if size]
     if str(bench.fact("graphs") or "NONE") == "NONE" or not sizes:
         tried.skipped.append("this engine runs no CUDA graphs")
-        return tried
+        return
     most = _most(bench) or sizes[-1]
-    edges = [size for size in sizes if size < most]
-    edges = edges[:: max(1, len(edges) // BUCKETS[bench.coverage])]
-    for size in dict.fromkeys(n for edge in edges for n in (edge, edge + 1)):
+    edges = [size for size in sizes if size <= most]
+    edges = spread(edges, BUCKETS[bench.coverage])
+    for size in dict.fromkeys(n for edge in edges for n in (edge, edge + 1) if n <= most):
         if size < len(data.sequences):
             words = f"all in flight against {size} at a time"
             bench.against_plain(tried, "rollout", Variant(How(concurrency=size), words, "", company))
@@ -114,12 +109,16 @@ def graph_buckets(bench: Bench) -> Tried:
     if tried.compared:
         how = How(concurrency=min(3, len(data.sequences)))
         bench.disturb(tried, "rollout", how, f"{how.concurrency} at a time, which no graph was captured for")
-    return tried
 
 
-def decode_prefill(bench: Bench) -> Tried:
+def spread(edges: list[int], count: int) -> list[int]:
+    """At most `count` of them, from the smallest to the largest, both among them."""
+    last = len(edges) - 1
+    return edges if last < count else [edges[round(i * last / (count - 1))] for i in range(count)]
+
+
+def decode_prefill(bench: Bench, tried: Tried) -> None:
     """Decode steps against one prefill per token, thinned evenly to RESCORED tokens."""
-    tried = Tried()
     count = int(bench.data.valid_N.numel())
     stride = max(1, -(-count // RESCORED))
     thinned = bench.data.valid_N[::stride]
@@ -131,7 +130,6 @@ def decode_prefill(bench: Bench) -> Tried:
         bench.disturb(
             tried, "rollout", how, "in the prefill path alone", lambda s: len(s.prompt) - 1 if id(s) in rows else None
         )
-    return tried
 
 
 def _prefilled(bench: Bench, stride: int) -> set[int]:
@@ -144,11 +142,11 @@ def _prefilled(bench: Bench, stride: int) -> set[int]:
     return found
 
 
-def chunked_prefill(bench: Bench) -> Tried:
+def chunked_prefill(bench: Bench, tried: Tried) -> None:
     """Whole prefills against token budgets around the edge of a block (one sequence at a time, so that the budget is
     the chunk), and one budget shared by all.
     """
-    tried, data, block = Tried(), bench.data, block_of(bench)
+    data, block = bench.data, block_of(bench)
     longest = max(len(sequence.prompt) for sequence in data.sequences)
     proof = some("chunked_prefills", "no prefill was cut")
     edges = [size for size in around((block, *TILES[bench.coverage])) if size < longest]
@@ -170,7 +168,6 @@ def chunked_prefill(bench: Bench) -> Tried:
 
         how = How(chunk=edges[0], concurrency=1)
         bench.disturb(tried, "rollout", how, f"in the first row behind a chunk of {edges[0]} tokens", edge)
-    return tried
 
 
 def block_of(bench: Bench) -> int:

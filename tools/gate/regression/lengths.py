@@ -46,12 +46,13 @@ def at_edges(bench: Bench) -> tuple[RolloutData, list[int]]:
     return made, edges
 
 
-def lengths(bench: Bench) -> Tried:
+def lengths(bench: Bench, tried: Tried) -> None:
     """All in flight against each alone, and decode against prefill. Leaves `bench.edges` for trainer_rollout."""
-    tried, sides = Tried(), bench.sides
+    sides = bench.sides
     data, edges = at_edges(bench)
     if len(data.sequences) < 2:
-        return Tried(skipped=["no edge lies within the longest sequence there may be"])
+        tried.skipped.append("no edge lies within the longest sequence there may be")
+        return
     folder = sides.job.new("edges")
     rollout_store.write(folder, data, side="made for the gate", notes=("lengths around edges",))
     plain, _ = sides.score("rollout", folder)
@@ -76,4 +77,3 @@ def lengths(bench: Bench) -> Tried:
             tried.control = judge.control(words, plain.logprob_N, moved.logprob_N, plain.scored_N & moved.scored_N)
         else:
             bench.nudged_control(tried, "rollout", How(concurrency=1), "each alone, the rollout's own lengths")
-    return tried

@@ -52,24 +52,23 @@ def _nudged(bench: Bench) -> Nudged | None:
         return None
 
 
-def preemption(bench: Bench) -> Tried:
+def preemption(bench: Bench, tried: Tried) -> None:
     """An engine with room for all against one with blocks for half of the sequences; counts only when rows were
     computed again. Control: elements moved in the small one.
     """
-    tried, sides = Tried(), bench.sides
+    sides = bench.sides
     config = sides.experiment.rollout
-    opened = sides.session("rollout").opened
-    block = opened.facts.get("block_size") if opened is not None else None
+    block = bench.fact("block_size")
     if config.side != "vllm" or not isinstance(block, int):
         tried.skipped.append(f"side {config.side!r} has no paged KV cache")
-        return tried
+        return
     count = len(bench.data.sequences)
     if count < FEWEST or config.max_model_len < 2 * block + NEW:
         tried.skipped.append(
             f"{count} sequences of {block + NEW} tokens are needed, at least {FEWEST}; max_model_len is "
             f"{config.max_model_len}"
         )
-        return tried
+        return
     # One sequence of the longest kind must fit, or the engine does not start.
     needed = -(-config.max_model_len // block)
     each = -(-needed // (count // 2))
@@ -84,23 +83,20 @@ def preemption(bench: Bench) -> Tried:
     flips = () if isinstance(tap, str) else bench.flips(tap, last_of_prompt, data)
     with job.open_side("rollout", sides.experiment.model_copy(update={"rollout": engine})) as session:
         tight, _ = score_with(session, job, "rollout", folder, How())
-        words, moved = "", None
+        words = f"room for {count} sequences against {blocks} blocks of {block} tokens"
+        if why := some("recomputed_rows", "no sequence was preempted")(roomy, tight):
+            tried.skipped.append(f"{words}: {why}")
+            return
+        words += f" ({tight.facts['recomputed_rows']} rows computed again)"
+        used_N = data.valid_N & roomy.scored_N & tight.scored_N
+        tried.compared.append(judge.compared(words, roomy.logprob_N, tight.logprob_N, used_N, NEW * count))
         if flips:
             words, moved = described(flips), score_with(session, job, "rollout", folder, How(), edits=flips)[0]
         elif (nudged := _nudged(bench)) is not None:
             session.ask(Push(weights=str(nudged.file), version=data.weight_version))
             words, moved = nudged.words, score_with(session, job, "rollout", folder, How())[0]
-    control = words
-    words = f"room for {count} sequences against {blocks} blocks of {block} tokens"
-    if why := some("recomputed_rows", "no sequence was preempted")(roomy, tight):
-        tried.skipped.append(f"{words}: {why}")
-        return tried
-    words += f" ({tight.facts['recomputed_rows']} rows computed again)"
-    used_N = data.valid_N & roomy.scored_N & tight.scored_N
-    tried.compared.append(judge.compared(words, roomy.logprob_N, tight.logprob_N, used_N, NEW * count))
-    if moved is not None:
-        what = f"in the small engine alone, {control}"
-        tried.control = judge.control(what, roomy.logprob_N, moved.logprob_N, data.valid_N & moved.scored_N)
-    elif isinstance(tap, str):
-        tried.no_control = tap
-    return tried
+        else:
+            tried.no_control = str(tap)
+            return
+    what = f"in the small engine alone, {words}"
+    tried.control = judge.control(what, roomy.logprob_N, moved.logprob_N, data.valid_N & moved.scored_N)

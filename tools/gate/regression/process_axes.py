@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.tools.gate.regression import judge
 from samebits.tools.gate.regression.bench import described, disturbed, last_of_prompt
 from samebits.tools.gate.regression.judge import Tried
 from samebits.tools.job.job import device_of
@@ -35,9 +34,9 @@ def switchable(bench: Bench) -> bool:
     return config.side == "vllm" and device_of(bench.sides.experiment) == "cpu"
 
 
-def restart(bench: Bench) -> Tried:
+def restart(bench: Bench, tried: Tried) -> None:
     """A new process with the same settings. Where no switch is known, its control is an element moved in it."""
-    tried, plain = Tried(), bench.plain["rollout"]
+    plain = bench.plain["rollout"]
     if not switchable(bench):
         bench.tap("rollout")
     bench.sides.close("rollout")
@@ -49,7 +48,6 @@ def restart(bench: Bench) -> Tried:
             tried.no_control = "its control is another engine's"
         else:
             disturb_other(bench, tried, session, "in the new process alone", plain)
-    return tried
 
 
 def disturb_other(bench: Bench, tried: Tried, session: Session, words: str, plain: Scores) -> None:
@@ -70,27 +68,30 @@ def disturb_other(bench: Bench, tried: Tried, session: Session, words: str, plai
     tried.control = disturbed(bench, words, plain, moved)
 
 
-def eager_graph(bench: Bench) -> Tried:
+def eager_graph(bench: Bench, tried: Tried) -> None:
     """The engine as configured (CUDA graphs) against an eager one."""
     if device_of(bench.sides.experiment) != "cuda" or bench.sides.experiment.rollout.side != "vllm":
-        return Tried(skipped=["CUDA graphs are of vLLM on a GPU"])
+        tried.skipped.append("CUDA graphs are of vLLM on a GPU")
+        return
     if bench.sides.experiment.rollout.eager:
-        return Tried(skipped=["the engine is eager: nothing of it runs as a graph"])
-    return _another_engine(bench, {"eager": True}, "CUDA graphs against eager")
+        tried.skipped.append("the engine is eager: nothing of it runs as a graph")
+        return
+    _another_engine(bench, tried, {"eager": True}, "CUDA graphs against eager")
 
 
-def ranks(bench: Bench) -> Tried:
+def ranks(bench: Bench, tried: Tried) -> None:
     """The engine as configured (several ranks) against one of a single rank."""
     engine = bench.sides.experiment.rollout.engine
     count = engine.get("tensor_parallel_size", 1)
     if count == 1:
-        return Tried(skipped=["one rank: tensor_parallel_size is 1"])
+        tried.skipped.append("one rank: tensor_parallel_size is 1")
+        return
     alone = {name: value for name, value in engine.items() if name != "tensor_parallel_size"}
-    return _another_engine(bench, {"engine": alone}, f"{count} ranks against one")
+    _another_engine(bench, tried, {"engine": alone}, f"{count} ranks against one")
 
 
-def _another_engine(bench: Bench, update: dict[str, object], words: str) -> Tried:
-    tried, plain, sides = Tried(), bench.plain["rollout"], bench.sides
+def _another_engine(bench: Bench, tried: Tried, update: dict[str, object], words: str) -> None:
+    plain, sides = bench.plain["rollout"], bench.sides
     bench.tap("rollout")
     sides.close("rollout")
     other = sides.experiment.model_copy(update={"rollout": sides.experiment.rollout.model_copy(update=update)})
@@ -98,7 +99,6 @@ def _another_engine(bench: Bench, update: dict[str, object], words: str) -> Trie
         scores, _ = score_with(session, sides.job, "rollout", bench.source.folder, How())
         bench.compare(tried, words, plain, scores)
         disturb_other(bench, tried, session, "in the other engine alone", plain)
-    return tried
 
 
 def switched_controls(bench: Bench, batch: Tried | None, restarted: Tried | None) -> None:
@@ -137,25 +137,33 @@ def at_temperature(bench: Bench, temperature: float) -> Path:
     return folder
 
 
-def logprob_mode(bench: Bench) -> Tried:
+def own_modes(bench: Bench) -> tuple[list[Path], list[Scores]]:
+    """Rollouts at temperature 1 and another one, and their scores by the engine of the experiment; made once, so that
+    they can be had before that engine is closed for another axis.
+    """
+    if bench.modes is None:
+        folders = [at_temperature(bench, 1.0), at_temperature(bench, HOT)]
+        bench.modes = folders, [bench.sides.score("rollout", folder)[0] for folder in folders]
+    return bench.modes
+
+
+def logprob_mode(bench: Bench, tried: Tried) -> None:
     """Raw against processed logprobs at temperature 1 with nothing cut: the two must be one.
 
     Control: the same at another temperature, where they must not be.
     """
-    tried, sides = Tried(), bench.sides
+    sides = bench.sides
     config = sides.experiment.rollout
     if config.side != "vllm":
         tried.skipped.append(f"side {config.side!r} has no logprob mode of an engine")
-        return tried
+        return
     other = "raw" if config.logprobs == "processed" else "processed"
     experiment = sides.experiment.model_copy(update={"rollout": config.model_copy(update={"logprobs": other})})
-    folders = [at_temperature(bench, 1.0), at_temperature(bench, HOT)]
-    own: list[Scores] = [sides.score("rollout", folder)[0] for folder in folders]
+    folders, own = own_modes(bench)
     sides.close("rollout")
     with sides.job.open_side("rollout", experiment) as session:
-        theirs = [score_with(session, sides.job, "rollout", folder, How())[0] for folder in folders]
-    bench.compare(tried, f"{config.logprobs} against {other} logprobs at temperature 1", own[0], theirs[0])
-    used_N = bench.used(own[1], theirs[1])
+        theirs, _ = score_with(session, sides.job, "rollout", folders[0], How())
+        bench.compare(tried, f"{config.logprobs} against {other} logprobs at temperature 1", own[0], theirs)
+        hot, _ = score_with(session, sides.job, "rollout", folders[1], How())
     words = f"temperature {HOT} in both engines, {config.logprobs} against {other}"
-    tried.control = judge.control(words, own[1].logprob_N, theirs[1].logprob_N, used_N)
-    return tried
+    tried.control = disturbed(bench, words, own[1], hot)

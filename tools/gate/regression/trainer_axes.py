@@ -17,32 +17,31 @@ if TYPE_CHECKING:
     from samebits.tools.measure.ways import Proof
 
 SIZES = (1, 2, 8)
+CHANGED = "the same after other weights were pushed into both sides"
+EDGES = "the engine against the trainer at lengths around edges"
 LAYOUTS: tuple[Literal["single", "padded", "packed"], ...] = ("single", "padded", "packed")
 
 
-def trainer_repeat(bench: Bench) -> Tried:
+def trainer_repeat(bench: Bench, tried: Tried) -> None:
     """The same call twice."""
-    tried = Tried()
     bench.against_plain(tried, "trainer", Variant(How(), "the same call twice", "", always))
     bench.disturb(tried, "trainer", How(), "in the second call alone")
-    return tried
 
 
-def micro_batch(bench: Bench) -> Tried:
+def micro_batch(bench: Bench, tried: Tried) -> None:
     """The configured micro batch against others."""
-    tried, own = Tried(), bench.sides.experiment.trainer.micro_batch
+    own = bench.sides.experiment.trainer.micro_batch
     sizes = [size for size in dict.fromkeys((*SIZES, 2 * own)) if size != own]
     for size in sizes:
         words = f"micro batch {own} against {size}"
         bench.against_plain(tried, "trainer", Variant(How(concurrency=size), words, "", company))
     if tried.compared:
         bench.disturb(tried, "trainer", How(concurrency=sizes[0]), f"at micro batch {sizes[0]} alone")
-    return tried
 
 
-def layout(bench: Bench) -> Tried:
+def layout(bench: Bench, tried: Tried) -> None:
     """Sequences one by one, packed into one row, right-padded into a rectangle."""
-    tried, own = Tried(), bench.sides.experiment.trainer.layout
+    own = bench.sides.experiment.trainer.layout
     others = [one for one in LAYOUTS if one != own]
     for other in others:
         how = How(layout=other, concurrency=max(4, bench.sides.experiment.trainer.micro_batch))
@@ -55,7 +54,6 @@ def layout(bench: Bench) -> Tried:
             tried.skipped.append(f"{other}: {error.thing}: {error.reason}")
     if tried.compared:
         bench.disturb(tried, "trainer", How(layout=others[0]), f"laid out {others[0]} alone")
-    return tried
 
 
 def _laid_out(plain: Scores, other: Scores) -> str:
@@ -64,22 +62,20 @@ def _laid_out(plain: Scores, other: Scores) -> str:
     return "" if a != b else f"the layout was {a} both times"
 
 
-def gradients(bench: Bench) -> Tried:
+def gradients(bench: Bench, tried: Tried) -> None:
     """Without the graph of the backward pass against with it, and the backward pass run."""
-    return _with_gradients(bench, How(gradients="yes"), "without gradients against with a backward pass")
+    _with_gradients(bench, tried, How(gradients="yes"), "without gradients against with a backward pass")
 
 
-def checkpointing(bench: Bench) -> Tried:
+def checkpointing(bench: Bench, tried: Tried) -> None:
     """The same with gradient checkpointing: layers are computed again in the backward pass."""
-    return _with_gradients(bench, How(gradients="checkpointed"), "without gradients against gradient checkpointing")
+    _with_gradients(bench, tried, How(gradients="checkpointed"), "without gradients against gradient checkpointing")
 
 
-def _with_gradients(bench: Bench, how: How, words: str) -> Tried:
-    tried = Tried()
+def _with_gradients(bench: Bench, tried: Tried, how: How, words: str) -> None:
     bench.against_plain(tried, "trainer", Variant(how, words, "", _had(how.gradients)))
     if tried.compared:
         bench.disturb(tried, "trainer", how, "with gradients alone")
-    return tried
 
 
 def _had(gradients: str) -> Proof:
@@ -90,12 +86,12 @@ def _had(gradients: str) -> Proof:
     return proof
 
 
-def trainer_rollout(bench: Bench) -> Tried:
+def trainer_rollout(bench: Bench, tried: Tried) -> None:
     """Reported against recomputed logprobs; and again after other weights went into both sides.
 
     Control: one element moved in the trainer.
     """
-    tried, plain = Tried(), bench.plain["trainer"]
+    plain = bench.plain["trainer"]
     data = bench.data
     reported = Scores(data.logprob_N, data.valid_N)
     bench.compare(tried, "reported by the rollout side against recomputed by the trainer", reported, plain)
@@ -103,17 +99,18 @@ def trainer_rollout(bench: Bench) -> Tried:
     if bench.with_changed is not None and bench.changed is not None:
         push(bench, "trainer", bench.changed.whole)
         after, _ = bench.sides.score("trainer", bench.source.folder)
-        words = "the same after other weights were pushed into both sides"
-        bench.compare(tried, words, bench.with_changed, after)
+        bench.compare(tried, CHANGED, bench.with_changed, after)
         push(bench, "trainer", bench.changed.original)
-    if bench.edges is not None:
+    else:
+        tried.skipped.append(f"{CHANGED}: the axis reload left no scores in this job (ask for both at once)")
+    if bench.edges is None:
+        tried.skipped.append(f"{EDGES}: the axis lengths left no scores in this job (ask for both at once)")
+    else:
         folder, engine = bench.edges
         try:
             recomputed, _ = bench.sides.score("trainer", folder)
         except UserError as error:
-            tried.skipped.append(f"lengths at edges: {error.thing}: {error.reason}")
-            return tried
+            tried.skipped.append(f"{EDGES}: {error.thing}: {error.reason}")
+            return
         used_N = engine.scored_N & recomputed.scored_N
-        words = "the engine against the trainer at lengths around edges"
-        tried.compared.append(judge.compared(words, engine.logprob_N, recomputed.logprob_N, used_N, len(used_N)))
-    return tried
+        tried.compared.append(judge.compared(EDGES, engine.logprob_N, recomputed.logprob_N, used_N, len(used_N)))

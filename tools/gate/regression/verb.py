@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, cast, get_args
 
 from samebits.tools.demo.verb import experiment_for
@@ -23,6 +23,7 @@ from samebits.tools.gate.regression.answer import result_of
 from samebits.tools.gate.regression.bench import Bench
 from samebits.tools.gate.regression.judge import Tried
 from samebits.tools.gate.regression.write import Run, write
+from samebits.tools.job.job import device_of
 from samebits.tools.measure.rollouts import Source, obtain
 from samebits.tools.measure.sides import Sides
 from samebits.tools.schema.artifacts.regression import THROUGHPUT, AxisName, NoThroughput
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from samebits.tools.schema.requests import GateRequest
     from samebits.tools.schema.results import Result
 
-    Axis = Callable[[Bench], Tried]
+    Axis = Callable[[Bench, Tried], None]
 
 ENGINE: dict[AxisName, Axis] = {
     "repeat": engine_axes.repeat,
@@ -164,6 +165,8 @@ def _engine(bench: Bench, asked: list[AxisName]) -> dict[AxisName, Tried]:
     tried: dict[AxisName, Tried] = {}
     for i, name in enumerate(asked):
         _ahead(bench, asked[i:], switchable)
+        if name == "preemption" and "logprob_mode" in asked:
+            _scored_before_it_closes(bench)
         tried[name] = _timed(bench, name, ENGINE[name])
         if name == "batch" and not switchable and tried[name].compared:
             engine_axes.batch_by_flip(bench, tried[name])
@@ -189,6 +192,13 @@ def _ahead(bench: Bench, left: Sequence[AxisName], switchable: bool) -> None:
         job.prepare("trainer", experiment)
 
 
+def _scored_before_it_closes(bench: Bench) -> None:
+    """Preemption closes the engine on a GPU: what logprob_mode needs of it comes first. A failure is the axis' own."""
+    if bench.sides.experiment.rollout.side == "vllm" and device_of(bench.sides.experiment) == "cuda":
+        with suppress(UserError):
+            _limited(bench, lambda: process_axes.own_modes(bench), [])
+
+
 def _trainer(bench: Bench, asked: list[AxisName]) -> dict[AxisName, Tried]:
     if not asked:
         return {}
@@ -204,11 +214,12 @@ def _timed(bench: Bench, name: AxisName, axis: Axis) -> Tried:
     tried = Tried()
 
     def run() -> None:
-        nonlocal tried
         try:
-            tried = axis(bench)
+            axis(bench, tried)
         except UserError as error:
-            tried = Tried(skipped=[f"{error.thing}: {error.reason}"])
+            # What was seen to differ stays so; without a control nothing else is proved.
+            tried.control, tried.no_control = None, f"{error.thing}: {error.reason}"
+            tried.skipped.append(tried.no_control)
             bench.sides.close("trainer" if name in TRAINER else "rollout")
 
     _limited(bench, run, [tried])
@@ -216,7 +227,7 @@ def _timed(bench: Bench, name: AxisName, axis: Axis) -> Tried:
     return tried
 
 
-def _limited(bench: Bench, work: Callable[[], None], whose: Sequence[Tried]) -> None:
+def _limited(bench: Bench, work: Callable[[], object], whose: Sequence[Tried]) -> None:
     """Do it within the limit of an axis. Out of time, or a side that ended: no verdict on those axes, sides closed."""
     limit = bench.sides.experiment.gate.axis_limit_s
     bench.sides.job.deadline.at = time.monotonic() + limit

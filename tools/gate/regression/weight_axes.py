@@ -36,21 +36,20 @@ def others(bench: Bench) -> Changed:
     return bench.changed
 
 
-def prefix_hit(bench: Bench) -> Tried:
+def prefix_hit(bench: Bench, tried: Tried) -> None:
     """Cold against warm prefix cache.
 
     Control: prompts cached under the old weights, other weights pushed without a reset, so that the hits are stale.
     """
-    tried = Tried()
     hits = some("prefix_hit_tokens", "no prompt holds a whole cached block")
     bench.against_plain(tried, "rollout", Variant(How(warm_prefix=True), "cold against warm prefix cache", "", hits))
     if not tried.compared:
-        return tried
+        return
     try:
         weights = others(bench)
     except UserError as error:
         tried.no_control = f"{error.thing}: {error.reason}"
-        return tried
+        return
     push(bench, "rollout", weights.whole, reset=False)
     stale, _ = bench.sides.score("rollout", bench.source.folder, How(keep_cache=True))
     fresh, _ = bench.sides.score("rollout", bench.source.folder)
@@ -60,22 +59,22 @@ def prefix_hit(bench: Bench) -> Tried:
         tried.no_control = f"{words}: {why}"
     else:
         tried.control = disturbed(bench, words, fresh, stale)
-    return tried
 
 
-def reload(bench: Bench) -> Tried:
+def reload(bench: Bench, tried: Tried) -> None:
     """The same weights pushed, and other weights and back: the first bits must return. Leaves `bench.with_changed`.
 
     Control: other weights of which one tensor was not pushed, against all of them pushed.
     """
-    tried, plain = Tried(), bench.plain["rollout"]
+    plain = bench.plain["rollout"]
     try:
         weights = others(bench)
     except UserError as error:
         tried.skipped.append(f"{error.thing}: {error.reason}")
-        return tried
+        return
     push(bench, "rollout", weights.original)
     again, _ = bench.sides.score("rollout", bench.source.folder)
+    bench.compare(tried, "before against after a push of the same weights", plain, again)
     push(bench, "rollout", weights.whole)
     changed, _ = bench.sides.score("rollout", bench.source.folder)
     push(bench, "rollout", weights.partly)
@@ -83,11 +82,9 @@ def reload(bench: Bench) -> Tried:
     push(bench, "rollout", weights.original)
     back, _ = bench.sides.score("rollout", bench.source.folder)
     bench.with_changed = changed
-    bench.compare(tried, "before against after a push of the same weights", plain, again)
     if bool((gap.differs(plain.logprob_N, changed.logprob_N) & bench.used(plain, changed)).any()):
         bench.compare(tried, "before against after other weights and the first ones again", plain, back)
     else:
         tried.skipped.append("other weights and the first ones again: the other weights moved no logprob")
     words = f"{weights.left} not pushed with the others"
     tried.control = disturbed(bench, words, changed, partly)
-    return tried

@@ -33,9 +33,14 @@ class Engine:
     fault: Any = lambda how, data: 0.0
     experiment: Experiment = field(default_factory=Experiment)
     asked: list[How] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=lambda: {"compiled": "VLLM_COMPILE", "block_size": BLOCK})
 
-    def session(self, _role: str) -> Any:
-        return SimpleNamespace(opened=SimpleNamespace(facts={"compiled": "VLLM_COMPILE", "block_size": BLOCK}))
+    @property
+    def described(self) -> dict[str, Any]:
+        return {"rollout": SimpleNamespace(facts=self.facts)}
+
+    def session(self, role: str) -> Any:
+        return SimpleNamespace(opened=self.described[role])
 
     def score(self, _role: str, folder: Path, how: How | None = None, **_: Any) -> tuple[Scores, Path]:
         how, data = how or How(), rollout_store.read(folder)
@@ -63,13 +68,19 @@ def bench(folder: Path, prompts: list[int], new_tokens: int = 8, fault: Any = No
     return made
 
 
+def ran(axis: Any, made: Bench) -> judge.Tried:
+    tried = judge.Tried()
+    axis(made, tried)
+    return tried
+
+
 def outcome(tried: judge.Tried) -> Any:
     return judge.outcome(tried, 1)
 
 
 def test_batch_asks_for_every_size_and_three_kinds_of_neighbours(tmp_path: Path) -> None:
     made = bench(tmp_path / "a", [3] * 9)
-    tried = engine_axes.batch(made)
+    tried = ran(engine_axes.batch, made)
     assert [how.concurrency for how in made.sides.asked] == [1, 2, 8, *[None] * 4]  # type: ignore[attr-defined]
     assert [way.stats.tokens for way in tried.compared] == [72, 72, 72, 40, 40, 40, 72]
     assert tried.compared[-1].words == "all in flight against the same in a batch of 64"
@@ -80,41 +91,62 @@ def test_a_scale_taken_over_the_whole_batch_is_seen_through_its_content(tmp_path
     def scale(how: How, data: RolloutData) -> float:
         return 2.0**-12 if max(len(s.prompt) for s in data.sequences[1::2]) > 5 else 0.0
 
-    tried = engine_axes.batch(bench(tmp_path / "a", [9, 3, 4, 5], fault=scale))
+    tried = ran(engine_axes.batch, bench(tmp_path / "a", [9, 3, 4, 5], fault=scale))
     assert [way.stats.exact for way in tried.compared[:2]] == [True, True], "the sizes alone see nothing"
     found = outcome(tried)
     assert (found.status, found.way) == ("differs", "every second sequence among long neighbours (9 tokens)")
 
 
 def test_a_size_that_changes_nothing_is_skipped_and_counts_for_nothing(tmp_path: Path) -> None:
-    tried = engine_axes.batch(bench(tmp_path / "a", [3, 4]))
+    tried = ran(engine_axes.batch, bench(tmp_path / "a", [3, 4]))
     assert [text.split(":")[0] for text in tried.skipped] == ["all in flight against 2 at a time"]
 
 
 def test_chunks_lie_around_the_edge_of_a_block(tmp_path: Path) -> None:
     made = bench(tmp_path / "a", [3, 200])
-    tried = engine_axes.chunked_prefill(made)
+    tried = ran(engine_axes.chunked_prefill, made)
     asked = [(how.chunk, how.concurrency) for how in made.sides.asked]  # type: ignore[attr-defined]
     assert asked == [(127, 1), (128, 1), (129, 1), (66, None)]
     assert tried.skipped == []
 
 
+@pytest.mark.parametrize("most", [1024, 512])
+def test_the_largest_graph_is_tried_at_its_edge(tmp_path: Path, most: int) -> None:
+    made = bench(tmp_path / "a", [3, 4, 5])
+    sizes = [1, 2, 4, *range(8, 513, 8)]
+    graphs = {"graphs": "FULL", "graph_sizes": ", ".join(map(str, sizes)), "most_in_flight": most}
+    made.sides.facts |= graphs  # type: ignore[attr-defined]
+    tried = ran(engine_axes.graph_buckets, made)
+    tried_sizes = {int(way.words.split(" ")[-1]) for way in tried.compared if "in a batch of" in way.words}
+    assert {512, 513} & tried_sizes == ({512, 513} if most > 512 else {512})
+    assert len({size for size in tried_sizes if size in sizes}) == 2, "beside one sequence, a middle one and the last"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 10, 67])
+def test_edges_are_spread_from_the_first_to_the_last(count: int) -> None:
+    edges = list(range(count))
+    for most in (3, 8):
+        chosen = engine_axes.spread(edges, most)
+        assert (chosen[0], chosen[-1], len(chosen)) == (0, count - 1, min(count, most))
+        assert len(set(chosen)) == len(chosen)
+
+
 def test_prompts_shorter_than_a_block_are_said_and_cut_elsewhere(tmp_path: Path) -> None:
     made = bench(tmp_path / "a", [3, 40])
-    tried = engine_axes.chunked_prefill(made)
+    tried = ran(engine_axes.chunked_prefill, made)
     assert [how.chunk for how in made.sides.asked] == [15, 16, 17, 16]  # type: ignore[attr-defined]
     assert "the longest prompt has 40 tokens" in tried.skipped[0]
 
 
 def test_thinned_tokens_are_due_and_no_more(tmp_path: Path) -> None:
-    tried = engine_axes.decode_prefill(bench(tmp_path / "a", [3] * 10, new_tokens=30))
+    tried = ran(engine_axes.decode_prefill, bench(tmp_path / "a", [3] * 10, new_tokens=30))
     (way,) = tried.compared
     assert (way.stats.tokens, way.due) == (150, 150)
     assert "one token in 2" in way.words
 
 
 def test_where_nothing_can_be_moved_an_axis_is_not_run_and_says_so(tmp_path: Path) -> None:
-    found = outcome(engine_axes.order(bench(tmp_path / "a", [3, 4])))
+    found = outcome(ran(engine_axes.order, bench(tmp_path / "a", [3, 4])))
     assert found.status == "not_run"
     assert "compiled engine (VLLM_COMPILE)" in found.reason
 
@@ -154,7 +186,7 @@ def test_preemption_counts_only_when_rows_were_computed_again(
 
     monkeypatch.setattr(Job, "open_side", small)
     monkeypatch.setattr(preemption, "score_with", again)
-    tried = preemption.preemption(made)
+    tried = ran(preemption.preemption, made)
     assert said in "; ".join(tried.skipped)
     assert len(tried.compared) == (not said)
     if opened:

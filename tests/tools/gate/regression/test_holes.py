@@ -135,15 +135,16 @@ def test_there_are_no_reruns(gated: Callable[..., Any], monkeypatch: pytest.Monk
 def test_a_difference_that_vanishes_as_a_probability(
     gated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def tiny(side: Any, _how: Any, lp_N: torch.Tensor) -> torch.Tensor:
-        lp_N[5] = -120.0 if side.role == "trainer" else -121.0
+    def tiny(_side: Any, how: Any, lp_N: torch.Tensor) -> torch.Tensor:
+        lp_N[5] = -121.0 if how.concurrency == 2 else -120.0
         return lp_N
 
     planted(monkeypatch, tiny)
-    _, report = gated(axes=("trainer_repeat", "trainer_rollout"))
-    # The rollout's reported logprob of that token is another one too, so the pair is compared where both were planted.
-    assert torch.tensor([-120.0, -121.0]).exp().tolist() == [0.0, 0.0]
-    assert outcome(report, "trainer_rollout").stats.nonzero >= 1
+    result, report = gated(axes=("trainer_repeat", "micro_batch"))
+    assert torch.tensor([-120.0, -121.0]).exp().tolist() == [0.0, 0.0], "a gate on probabilities sees nothing"
+    assert outcome(report, "trainer_repeat").status == "exact", "-120 twice"
+    found = outcome(report, "micro_batch")
+    assert (found.stats.nonzero, found.stats.max, result.exit_code) == (1, 1.0, 1)
 
 
 @pytest.mark.parametrize("change", ["order", "small", "cast"])

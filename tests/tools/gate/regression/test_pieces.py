@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from samebits.tools.gate.regression import judge, speed, trainer_axes, verb
 from samebits.tools.job.job import Job
 from samebits.tools.schema.artifacts.regression import Lock, NoThroughput, Rate, Throughput
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Rollout
+from samebits.tools.sides.protocol import Scores
+from samebits.tools.sides.scoring.torch_side import TorchSide
 from samebits.tools.sides.session import Deadline, OutOfTime, Session, SideDied
 
 if TYPE_CHECKING:
@@ -88,7 +91,7 @@ def test_a_piece_whose_bytes_or_rollout_are_not_those_it_names_is_refused(
 def test_an_axis_that_runs_out_of_time_has_no_verdict_and_the_next_one_runs(
     gated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hangs(bench: Any) -> Any:
+    def hangs(bench: Any, _tried: Any) -> None:
         assert bench.sides.job.deadline.left() is not None
         raise OutOfTime("the trainer side was still at work")
 
@@ -102,7 +105,7 @@ def test_an_axis_that_runs_out_of_time_has_no_verdict_and_the_next_one_runs(
 def test_an_axis_whose_side_ends_has_no_verdict_and_the_next_one_runs(
     gated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def ends(_bench: Any) -> Any:
+    def ends(_bench: Any, _tried: Any) -> None:
         raise SideDied("trainer", "was killed by signal 9", tmp_path / "log")
 
     monkeypatch.setitem(verb.TRAINER, "micro_batch", ends)
@@ -110,6 +113,48 @@ def test_an_axis_whose_side_ends_has_no_verdict_and_the_next_one_runs(
     assert [axis.outcome.status for axis in report.axes] == ["broke", "exact"]
     assert (report.verdict.kind, result.exit_code) == ("unjudged", 2)
     assert "killed by signal 9" in result.summary
+
+
+@pytest.mark.parametrize("differs", [True, False])
+@pytest.mark.parametrize("end", ["time", "death", "refusal"])
+def test_a_difference_seen_before_an_axis_ends_is_red(
+    gated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str, differs: bool
+) -> None:
+    real, ends = (
+        TorchSide.score,
+        {
+            "time": OutOfTime("still at work"),
+            "death": SideDied("trainer", "was killed by signal 9", tmp_path / "log"),
+            "refusal": UserError("micro batch 8", "does not fit", "use another"),
+        },
+    )
+
+    def score(self: Any, data: Any, how: Any, *rest: Any) -> Scores:
+        if self.role == "trainer" and how.concurrency == 8:
+            raise ends[end]
+        scores = real(self, data, how, *rest)
+        if self.role == "trainer" and how.concurrency == 2 and differs:
+            scores.logprob_N.view(torch.int32)[0] += 1
+        return scores
+
+    monkeypatch.setattr(TorchSide, "score", score)
+    result, report = gated(axes=("micro_batch",))
+    found = report.axes[0].outcome
+    if differs:
+        assert (found.status, found.stats.nonzero, result.exit_code) == ("differs", 1, 1)
+    else:
+        assert found.status == {"time": "timed_out", "death": "broke", "refusal": "not_run"}[end]
+        assert result.exit_code == 2
+
+
+def test_trainer_rollout_says_what_it_did_not_compare_in_pieces(gated: Callable[..., Any]) -> None:
+    _, whole = gated(axes=("reload", "lengths", "trainer_rollout"), job="whole")
+    assert (len(whole.axes[-1].compared), whole.axes[-1].skipped) == (3, ())
+    for axes, missing in ((("trainer_rollout",), ("reload", "lengths")), (("reload", "trainer_rollout"), ("lengths",))):
+        _, piece = gated(axes=axes, job="-".join(axes))
+        said = piece.axes[-1].skipped
+        assert len(said) == len(missing) == 3 - len(piece.axes[-1].compared)
+        assert all(f"the axis {name} left no scores" in line for name, line in zip(missing, said, strict=True))
 
 
 def test_a_side_that_does_not_answer_is_ended_at_the_deadline(tmp_path: Path) -> None:
