@@ -117,8 +117,9 @@ class Gate(Model):
     """"full": batches of 256, more chunk sizes, lengths and places (docs/gate.md lists both)."""
     axis_limit_s: int = Field(default=900, ge=1)
     """An axis over this is timed out: no verdict, and the gate is not green."""
-    min_throughput: float = Field(default=0.7, ge=0)
-    """Smallest ratio of sampled tokens per second to the engine without samebits; 0: not measured."""
+    min_throughput: float | None = Field(default=None, ge=0)
+    """Smallest ratio of sampled tokens per second to the engine without samebits; 0: not measured. None: 0.7, and on
+    CPU not measured unless `axes` or `require` names throughput."""
     sandbox: Literal["auto", "required"] = "auto"
     """Candidates under `samebits build`. "required": an error where this machine gives no sandbox; "auto": the answer
     says "UNSANDBOXED"."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from samebits.kernels.adapters import settings
@@ -13,11 +14,37 @@ from samebits.tools.schema.passes import Generate
 
 if TYPE_CHECKING:
     from samebits.tools.gate.regression.bench import Bench
-    from samebits.tools.schema.experiment import Rollout
+    from samebits.tools.schema.experiment import Experiment, Rollout
     from samebits.tools.sides.session import Session
 
 RUNS = 5
 """Timed runs of each engine, after one that is not."""
+BAR = 0.7
+ON_CPU = (
+    "on CPU only where it is asked for (the steady CPU engine runs eager and is far slower than the stock one): set "
+    "[gate] min_throughput, or name throughput in axes or require"
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Wanted:
+    """What is asked of throughput."""
+
+    bar: float | None
+    """Smallest ratio that passes; None: nothing is asked."""
+    required: bool
+
+
+def wanted(experiment: Experiment, named: bool, required: bool) -> Wanted:
+    """The bar of this experiment.
+
+    Args:
+        named: somebody asked for throughput by its name.
+    """
+    bar = experiment.gate.min_throughput
+    if bar is None and (named or device_of(experiment) == "cuda"):
+        bar = BAR
+    return Wanted(bar, required)
 
 
 def stock(config: Rollout, device: str) -> Rollout:
@@ -44,23 +71,25 @@ def _loaded(device: str, kernels: str) -> settings.Settings | None:
         return None
 
 
-def own(bench: Bench, required: bool) -> Rate | NoThroughput:
+def own(bench: Bench, asked: Wanted) -> Rate | NoThroughput:
     """The engine of the experiment, while it is open anyway."""
     experiment = bench.sides.experiment
     config, reason = experiment.rollout, ""
-    if experiment.gate.min_throughput == 0:
+    if asked.bar == 0:
         reason = "[gate] min_throughput is 0"
     elif config.side != "vllm" or not bench.source.engine:
         reason = f"side {config.side!r} is no engine"
     elif stock(config, device_of(experiment)) == config:
         reason = "the engine of the experiment is the stock one"
+    elif asked.bar is None:
+        reason = ON_CPU
     if reason:
-        return NoThroughput(reason=reason, required=required)
+        return NoThroughput(reason=reason, required=asked.required)
     bench.sides.job.emit("gate", "throughput of the experiment's engine")
     return _rates(bench, bench.sides.session("rollout"), "of the experiment")
 
 
-def throughput(bench: Bench, mine: Rate, required: bool) -> Throughput | NoThroughput:
+def throughput(bench: Bench, mine: Rate, asked: Wanted) -> Throughput | NoThroughput:
     """The same workload on an engine without samebits, after every axis of the first one."""
     begun, sides = time.monotonic(), bench.sides
     sides.close("rollout")
@@ -70,9 +99,9 @@ def throughput(bench: Bench, mine: Rate, required: bool) -> Throughput | NoThrou
         with sides.job.open_side("rollout", sides.experiment.model_copy(update={"rollout": other})) as session:
             theirs = _rates(bench, session, "without samebits")
     except UserError as error:
-        return NoThroughput(reason=f"{error.thing}: {error.reason}", required=required)
-    bar = sides.experiment.gate.min_throughput
-    return Throughput(own=mine, stock=theirs, bar=bar, required=required, seconds=time.monotonic() - begun)
+        return NoThroughput(reason=f"{error.thing}: {error.reason}", required=asked.required)
+    assert asked.bar is not None
+    return Throughput(own=mine, stock=theirs, bar=asked.bar, required=asked.required, seconds=time.monotonic() - begun)
 
 
 def _rates(bench: Bench, session: Session, what: str) -> Rate:

@@ -107,9 +107,11 @@ def run_regression(request: GateRequest, job: Job) -> Result:
         if not bool(source.data.valid_N.any()):
             raise UserError("the rollout", "no valid token: nothing could be compared", "check its mask")
         bench = Bench(sides, source)
-        mine = _limited_rate(bench, THROUGHPUT in required) if THROUGHPUT in asked else None
+        named = THROUGHPUT in (*experiment.gate.axes, *request.axes, *required)
+        rate = speed.wanted(experiment, named, THROUGHPUT in required)
+        mine = _limited_rate(bench, rate) if THROUGHPUT in asked else None
         tried = _engine(bench, [name for name in names() if name in asked and name in ENGINE])
-        measured = _measured(bench, mine, THROUGHPUT in required, before)
+        measured = _measured(bench, mine, rate, before)
         tried |= _trainer(bench, [name for name in names() if name in asked and name in TRAINER])
         rows = [
             judge.row(name, tried[name], experiment.gate.min_tokens, name in required)
@@ -137,11 +139,7 @@ def _experiment(request: GateRequest, job: Job) -> Experiment:
     model = write_tiny(job.folder / "model", request.tiny)
     fast = experiment_for(model, "cpu", STEADY | {"OMP_NUM_THREADS": "1"}, kernels="vllm")
     trainer = fast.trainer.model_copy(update={"micro_batch": 4})
-    gate = request.experiment.gate
-    if THROUGHPUT not in (*gate.axes, *gate.require, *request.axes, *request.require):
-        # On a model this small the time is Python's, and the compiled engine takes longer to start than the axes run.
-        gate = gate.model_copy(update={"min_throughput": 0.0})
-    return fast.model_copy(update={"workload": FAST, "gate": gate, "trainer": trainer})
+    return fast.model_copy(update={"workload": FAST, "gate": request.experiment.gate, "trainer": trainer})
 
 
 def _known(given: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -245,20 +243,20 @@ def _limited(bench: Bench, work: Callable[[], object], whose: Sequence[Tried]) -
         bench.sides.job.deadline.at = None
 
 
-def _limited_rate(bench: Bench, required: bool) -> Rate | NoThroughput:
-    found: list[Rate | NoThroughput] = [NoThroughput(reason=UNTIMED, required=required)]
-    _limited(bench, lambda: found.append(speed.own(bench, required)), [])
+def _limited_rate(bench: Bench, asked: speed.Wanted) -> Rate | NoThroughput:
+    found: list[Rate | NoThroughput] = [NoThroughput(reason=UNTIMED, required=asked.required)]
+    _limited(bench, lambda: found.append(speed.own(bench, asked)), [])
     return found[-1]
 
 
 def _measured(
-    bench: Bench, mine: Rate | NoThroughput | None, required: bool, before: pieces.Earlier | None
+    bench: Bench, mine: Rate | NoThroughput | None, asked: speed.Wanted, before: pieces.Earlier | None
 ) -> Throughput | NoThroughput | None:
     """Throughput, where it is asked for; that of an earlier piece where it is not."""
     if mine is None:
         return None if before is None else before.report.throughput
     if isinstance(mine, NoThroughput):
         return mine
-    found: list[Throughput | NoThroughput] = [NoThroughput(reason=UNTIMED, required=required)]
-    _limited(bench, lambda: found.append(speed.throughput(bench, mine, required)), [])
+    found: list[Throughput | NoThroughput] = [NoThroughput(reason=UNTIMED, required=asked.required)]
+    _limited(bench, lambda: found.append(speed.throughput(bench, mine, asked)), [])
     return found[-1]

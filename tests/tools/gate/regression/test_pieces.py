@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,7 @@ from samebits.tools.gate.regression import judge, speed, trainer_axes, verb
 from samebits.tools.job.job import Job
 from samebits.tools.schema.artifacts.regression import Lock, NoThroughput, Rate, Throughput
 from samebits.tools.schema.errors import UserError
-from samebits.tools.schema.experiment import Rollout
+from samebits.tools.schema.experiment import Experiment, Rollout
 from samebits.tools.sides.protocol import Scores
 from samebits.tools.sides.scoring.torch_side import TorchSide
 from samebits.tools.sides.session import Deadline, OutOfTime, Session, SideDied
@@ -158,8 +159,6 @@ def test_trainer_rollout_says_what_it_did_not_compare_in_pieces(gated: Callable[
 
 
 def test_a_side_that_does_not_answer_is_ended_at_the_deadline(tmp_path: Path) -> None:
-    from samebits.tools.schema.experiment import Experiment
-
     (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(60)\n")
     experiment = Experiment.model_validate(
         {
@@ -180,8 +179,6 @@ def test_the_deadline_of_a_job_is_that_of_its_sides(tmp_path: Path, monkeypatch:
     seen = []
     monkeypatch.undo()
     monkeypatch.setattr(Session, "start", lambda *_, **given: seen.append(given["deadline"]))
-    from samebits.tools.schema.experiment import Experiment
-
     job = Job(tmp_path)
     job.open_side("trainer", Experiment(device="cpu"))
     assert seen == [job.deadline]
@@ -223,6 +220,66 @@ def test_a_slow_engine_is_not_green(gated: Callable[..., Any], monkeypatch: pyte
     assert report.axes[0].outcome.status == "exact"
     assert (report.verdict.kind, result.exit_code) == ("unjudged", 2)
     assert "the bar is 0.70" in result.summary
+
+
+@pytest.mark.parametrize(
+    ("device", "gate", "named", "bar"),
+    [
+        ("cuda", {}, False, 0.7),
+        ("cpu", {}, False, None),
+        ("cpu", {}, True, 0.7),
+        ("cpu", {"min_throughput": 0.7}, False, 0.7),
+        ("cpu", {"min_throughput": 0.05}, True, 0.05),
+        ("cuda", {"min_throughput": 0}, True, 0.0),
+    ],
+)
+def test_the_bar_holds_by_itself_on_a_gpu_and_where_it_is_asked_for(
+    device: str, gate: dict[str, float], named: bool, bar: float | None
+) -> None:
+    experiment = Experiment.model_validate({"device": device, "gate": gate})
+    again = Experiment.model_validate_json(experiment.model_dump_json())
+    assert speed.wanted(again, named, False).bar == bar
+
+
+def test_a_cpu_engine_is_timed_only_for_whom_asks() -> None:
+    asked = {"side": "vllm", "eager": True, "env": {"VLLM_CPU_ATTN_SPLIT_KV": "0"}}
+    experiment = Experiment.model_validate({"device": "cpu", "rollout": asked})
+    bench: Any = SimpleNamespace(
+        sides=SimpleNamespace(experiment=experiment, job=SimpleNamespace(emit=lambda *_: None), session=None),
+        source=SimpleNamespace(engine="vllm"),
+    )
+    found = speed.own(bench, speed.wanted(experiment, named=False, required=False))
+    assert isinstance(found, NoThroughput)
+    assert "only where it is asked for" in found.reason
+    with pytest.raises(TypeError, match="not callable"):  # an engine is asked for
+        speed.own(bench, speed.wanted(experiment, named=True, required=False))
+
+
+@pytest.mark.parametrize(
+    ("given", "bar"),
+    [
+        ({}, None),
+        ({"gate": {"axes": ("repeat", "throughput")}}, 0.7),
+        ({"axes": ("repeat", "throughput")}, 0.7),
+        ({"require": ("throughput",)}, 0.7),
+        ({"gate": {"min_throughput": 0.5}}, 0.5),
+    ],
+)
+def test_asking_is_naming_it_or_setting_its_bar(
+    gated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], bar: float | None
+) -> None:
+    seen: list[float | None] = []
+
+    def own(_: object, asked: speed.Wanted) -> NoThroughput:
+        seen.append(asked.bar)
+        return NoThroughput(reason="here", required=asked.required)
+
+    monkeypatch.setattr(speed, "own", own)
+    monkeypatch.setattr(verb, "ENGINE", {"repeat": verb.ENGINE["repeat"]})
+    monkeypatch.setattr(verb, "TRAINER", {})
+    result, _ = gated(**given)
+    assert seen == [bar]
+    assert result.exit_code == (2 if "require" in given else 0)
 
 
 def test_the_stock_engine_has_nothing_of_samebits() -> None:
