@@ -62,8 +62,11 @@ class Index:
         path = self.root / FILE
         try:
             return _connect(path)
-        except sqlite3.OperationalError:
-            raise
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                raise
+            # No room for the list: this process keeps its own, made from the folders.
+            return _connect(":memory:")
         except sqlite3.DatabaseError:
             path.replace(path.with_suffix(f".damaged-{time.time_ns()}"))
             return _connect(path)
@@ -108,25 +111,35 @@ class Index:
         """Jobs there are in all."""
         return int(self.connection.execute("SELECT COUNT(*) FROM jobs").fetchone()[0])
 
+    def every(self) -> list[Row]:
+        """All jobs, newest first, those too that a full disk kept off the list."""
+        rows = self.rows(limit=self.count() or 1)
+        there, listed = self._there(), {row.id for row in rows}
+        return rows + [_found(name, path) for name, path in there.items() if name not in listed]
+
     def forget(self, job: str) -> None:
-        """Take a job off the list."""
-        self.connection.execute("DELETE FROM jobs WHERE id = ?", (job,))
+        """Take a job off the list; where that cannot be written, `adopt` does it later."""
+        with suppress(sqlite3.OperationalError):
+            self.connection.execute("DELETE FROM jobs WHERE id = ?", (job,))
 
     def adopt(self) -> None:
         """List the folders that are not listed yet (made by the command line, or by an index that was lost), and drop
-        the entries whose folder is gone.
+        the entries whose folder is gone. On a full disk the list stays as it is.
         """
         listed = {str(entry[0]) for entry in self.connection.execute("SELECT id FROM jobs").fetchall()}
-        there = {
-            path.name: path for path in self.root.iterdir() if path.name[0] != "." and (path / "request.json").is_file()
-        }
-        for name, path in there.items():
-            if name not in listed:
-                state = job_folder.state(path, owner_alive=False)
-                created = (path / "request.json").stat().st_mtime
-                self._insert(Row(name, _kind(path), state, created, created, _ended(path), 0, ""))
+        there = self._there()
+        with suppress(sqlite3.OperationalError):
+            for name, path in there.items():
+                if name not in listed:
+                    self._insert(_found(name, path))
         for name in listed - there.keys():
             self.forget(name)
+
+    def _there(self) -> dict[str, Path]:
+        """Job folders by name."""
+        return {
+            path.name: path for path in self.root.iterdir() if path.name[0] != "." and (path / "request.json").is_file()
+        }
 
     def close(self) -> None:
         """Close the file."""
@@ -151,7 +164,7 @@ class Index:
         return _row(found) if found else row
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path | str) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
     try:
         # What a crash of the machine costs is made again from the folders.
@@ -161,6 +174,12 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _found(name: str, path: Path) -> Row:
+    """The entry of a folder that no list holds."""
+    created = (path / "request.json").stat().st_mtime
+    return Row(name, _kind(path), job_folder.state(path, owner_alive=False), created, created, _ended(path), 0, "")
 
 
 def _row(values: tuple[object, ...]) -> Row:

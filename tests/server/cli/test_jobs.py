@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from samebits.server.jobs import launch
 from samebits.server.jobs.gc import collect
 from samebits.server.jobs.index import Index
+from samebits.tools.schema import reviews
 from samebits.tools.schema.requests import MeasureRequest
 
 pytestmark = pytest.mark.usefixtures("strays")
@@ -78,6 +80,64 @@ def test_gc_removes_by_age_then_by_size_and_never_what_runs(
     assert [row.id[-1] for row in index.rows()] == ["e"]
     assert {path.name[-1] for path in jobs.glob("*measure*")} == {"e"}
     running.stop()
+
+
+def ended(jobs: Path, name: str, request: dict[str, object], days: float) -> Path:
+    """An ended job by its files alone."""
+    folder = jobs / f"20260101-00000{len(list(jobs.glob('2026*')))}-{name}"
+    folder.mkdir(parents=True)
+    (folder / "request.json").write_text(json.dumps(request))
+    (folder / "ended.json").write_text('{"how": "stopped"}')
+    then = time.time() - days * DAY_S
+    for path in folder.iterdir():
+        os.utime(path, (then, then))
+    return folder
+
+
+def test_gc_spares_what_waits_for_a_person_and_what_a_job_that_stays_was_made_from(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    jobs = project / ".samebits" / "jobs"
+    measured = ended(jobs, "measure-aa", {"kind": "measure"}, 30)
+    diffed = ended(jobs, "diff-bb", {"kind": "diff", "rollout": f"{measured}/rollout"}, 20)
+    ended(jobs, "minimize-cc", {"kind": "minimize", "divergence": f"{diffed}/divergence"}, 1)
+    built = ended(jobs, "build-dd", {"kind": "build"}, 30)
+    proposed = ended(jobs, "propose-ee", {"kind": "propose", "gate": f"{built}/candidate_gate"}, 30)
+    (proposed / "proposal").mkdir()
+    manifest = proposed / "proposal" / "manifest.json"
+    manifest.write_text('{"kind": "proposal"}')
+    ended(jobs, "measure-ff", {"kind": "measure", "rollout": "/elsewhere/rows.jsonl"}, 30)
+    tried = samebits("gc", "--older-than", "14", "--dry-run").stdout.splitlines()
+    assert [line[-10:] for line in tried if " " not in line] == ["measure-ff"]
+    assert sorted(line.partition("-")[2].partition("-")[2] for line in tried if " stays: " in line) == [
+        "build-dd stays: 20260101-000004-propose-ee was made from it",
+        "diff-bb stays: 20260101-000002-minimize-cc was made from it",
+        "measure-aa stays: 20260101-000001-diff-bb was made from it",
+        "propose-ee stays: its proposal waits for a person's decision",
+    ]
+    assert tried[-1] == "4 of them only because they are needed; --needed-too removes those, too"
+    decision = reviews.place(hashlib.sha256(manifest.read_bytes()).hexdigest())
+    decision.parent.mkdir(parents=True)
+    decision.write_text("{}")
+    samebits("gc", "--older-than", "14")
+    kept = {path.name[16:] for path in jobs.glob("2026*")}
+    assert kept == {"measure-aa", "diff-bb", "minimize-cc"}, "decided: it goes, and its gate with it"
+    samebits("gc", "--older-than", "14", "--needed-too")
+    assert {path.name[16:] for path in jobs.glob("2026*")} == {"minimize-cc"}
+
+
+def test_gc_takes_folders_that_never_became_a_job_once_they_are_old(project: Path) -> None:
+    jobs = project / ".samebits" / "jobs"
+    for name, hours in (("old", 2), ("young", 0)):
+        (jobs / name).mkdir(parents=True)
+        (jobs / name / "request.json.part").write_text("{")
+        then = time.time() - hours * 3600
+        os.utime(jobs / name, (then, then))
+    samebits("gc", "--older-than", "14", "--dry-run")
+    assert {path.name for path in jobs.iterdir() if path.is_dir()} == {"old", "young"}
+    samebits("gc", "--older-than", "14")
+    assert {path.name for path in jobs.iterdir() if path.is_dir()} == {"young"}
 
 
 def test_a_job_with_a_folder_of_its_own_is_listed_and_found_by_name_and_by_path(project: Path, tmp_path: Path) -> None:

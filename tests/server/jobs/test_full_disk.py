@@ -1,0 +1,79 @@
+"""What a full disk leaves possible: removing old jobs above all. The disk is a real file system of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MOUNT = 'mount -t tmpfs -o size=512k tmpfs "$0" || exit 77; cd "$0"; exec "$@"'
+COLLECT = """import json, sqlite3, sys, time
+from pathlib import Path
+from samebits.server.jobs.gc import collect
+from samebits.server.jobs.index import FILE, Index
+root, listed = Path(".samebits/jobs").resolve(), sys.argv[1] == "listed"
+
+def made(name, size):
+    (root / name).mkdir(parents=True)
+    (root / name / "blob").write_bytes(b"x" * size)
+    (root / name / "request.json").write_text('{"kind": "measure"}')
+    (root / name / "ended.json").write_text('{"how": "stopped"}')
+
+made("20260101-000000-measure-a", 200_000)
+if listed:
+    Index(root).close()
+made("20260101-000001-measure-b", 10_000)
+try:
+    with Path("junk").open("wb", 0) as file:
+        while True:
+            file.write(b"x" * 4096)
+except OSError:
+    pass
+try:
+    connection = sqlite3.connect(root / FILE, isolation_level=None)
+    connection.execute("CREATE TABLE control (x)")
+    said = "no error"
+except sqlite3.OperationalError as error:
+    said = str(error)
+connection.close()
+if not listed:
+    (root / FILE).unlink()
+    with Path("junk").open("ab", 0) as file:
+        try:
+            file.write(b"x" * 4096)
+        except OSError:
+            pass
+rounds = []
+for _ in range(2):
+    index = Index(root)
+    done = collect(index, older_than_s=None, keep_bytes=100_000)
+    rounds.append([done.removed, done.freed_bytes, done.kept])
+    index.close()
+left = sorted(path.name for path in root.iterdir() if path.is_dir())
+print(json.dumps([said, rounds, left, [row.id for row in Index(root).rows()]]))
+"""
+
+
+def on_a_small_disk(folder: Path, *command: str) -> str:
+    """What a command prints that runs on a file system of 512 KiB."""
+    folder.mkdir()
+    run = subprocess.run(["unshare", "-Urm", "sh", "-c", MOUNT, str(folder), *command], capture_output=True, text=True)
+    if run.returncode == 77 or "unshare" in run.stderr:
+        pytest.skip(f"not run: no file system of its own can be made here: {run.stderr.strip()}")
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize("index", ["listed", "unlisted"])
+def test_gc_makes_room_on_a_full_disk_and_runs_again(index: str, tmp_path: Path) -> None:
+    """`unlisted`: there is not even an index, and no room to make one."""
+    said, rounds, left, listed = json.loads(on_a_small_disk(tmp_path / "disk", sys.executable, "-c", COLLECT, index))
+    assert "full" in said, "the control: the list cannot be written"
+    assert rounds[0][0] == ["20260101-000000-measure-a"]
+    assert rounds[0][1] > 200_000
+    assert rounds[1] == [[], 0, 1]
+    assert left == ["20260101-000001-measure-b"]
+    assert listed == left
