@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from samebits.kernels.adapters.settings import DEFAULT
-from samebits.tools.demo.exact import exact_and_update, find_planted_ulp
+from samebits.tools.demo.exact import Proven, exact_and_update, find_planted_ulp
 from samebits.tools.diff.triggers import TRIGGERS
 from samebits.tools.diff.verb import run_diff
 from samebits.tools.job.job import Job, device_of
@@ -52,7 +50,6 @@ class Story:
     """What the steps add to."""
 
     job: Job
-    experiment: Experiment
     steps: list[DemoStep] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
 
@@ -63,12 +60,11 @@ class Story:
         events = self.job.events or self.job.folder / "events.jsonl"
         return Job(folder, events=events, prepared=self.job.prepared)
 
-    def tell(self, title: str, text: str, stats: GapStats | None = None, spare: float = 0.0) -> None:
+    def tell(self, title: str, text: str, *, held: bool, stats: GapStats | None = None, spare: float = 0.0) -> None:
         """End a step; `spare` seconds of what has passed belong to the next one."""
         number = len(self.steps) + 1
-        self.steps.append(
-            DemoStep(number=number, title=title, text=text, stats=stats, seconds=time.monotonic() - self.begun - spare)
-        )
+        seconds = time.monotonic() - self.begun - spare
+        self.steps.append(DemoStep(number=number, title=title, text=text, held=held, stats=stats, seconds=seconds))
         self.begun = time.monotonic() - spare
         self.job.emit("demo", f"{number}. {title}: {text}", number, 7)
 
@@ -108,52 +104,43 @@ def run_demo(request: DemoRequest, job: Job) -> Result:
     # Waiting threads sleep: on a busy machine spinning ones take all the time there is.
     two = {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"} if device == "cpu" else {}
     stock = experiment_for(model, device, one)
-    story = Story(job, stock)
+    story = Story(job)
     # The keys are split over threads: with one there is nothing to see.
     threaded = experiment_for(model, device, two, workload=LONG)
     job.prepare("rollout", stock)
     job.prepare("rollout", threaded)
-    gap, before = _gap(story, stock)
+    before = _gap(story, stock)
     if device == "cpu":  # most likely what step 2 ends with: the process then waits for step 3
         off = {trigger.variable: trigger.off for trigger in TRIGGERS if trigger.device == device}
         job.prepare("rollout", experiment_for(model, device, off | one))
-    named, switches = _against_itself(story, threaded)
-    switches |= one
+    switches = _against_itself(story, threaded) | one
     work = _work_list(story, experiment_for(model, device, switches, workload=FEW))
     table = DEFAULT[device]
     # samebits' own operators need no switch of the engine's.
     closed = experiment_for(model, device, switches if table == "vllm" else one, kernels=table)
     job.prepare("rollout", closed)
     job.prepare("trainer", closed)
-    cut = _repro(story, work[1])
+    _repro(story, work[1])
     proven = exact_and_update(story.part("exact"), closed)
     story.tell(
         CLOSED[table],
         f"{len(proven.replaced)} modules replaced, backward in plain PyTorch",
-        proven.exact,
+        held=proven.exact.exact,
+        stats=proven.exact,
         spare=proven.update_seconds,
     )
     story.tell(
         "An update, the weights pushed into the live engine",
         f"step on random advantages, {proven.pushed}",
-        proven.updated,
+        held=proven.updated.exact,
+        stats=proven.updated,
     )
     planted = find_planted_ulp(story.part("planted"), closed, proven.rollout)
-    story.tell("One ulp planted in one layer", planted.text, planted.stats)
-    good = proven.exact.exact and proven.updated.exact and planted.found and named and cut and not gap.stats.exact
-    return _finish(
-        story,
-        good,
-        work[0],
-        proven.exact.tokens + proven.updated.tokens,
-        before,
-        proven.after,
-        proven.lines,
-        request.family,
-    )
+    story.tell("One ulp planted in one layer", planted.text, held=planted.found, stats=planted.stats)
+    return _finish(story, work[0], proven, before, request.family)
 
 
-def _gap(story: Story, experiment: Experiment) -> tuple[GapReport, list[float]]:
+def _gap(story: Story, experiment: Experiment) -> list[float]:
     part = story.part("measure")
     run_measure(MeasureRequest(experiment=experiment, axes=()), part)
     gap = artifact.read(part.folder / "gap", GapReport)
@@ -161,24 +148,27 @@ def _gap(story: Story, experiment: Experiment) -> tuple[GapReport, list[float]]:
     differences_N = (stored["rollout"].double() - stored["trainer"].double()).abs()
     cause = said_of(gap.not_numerics[0]) if gap.not_numerics else "no cause of data or meaning fits"
     story.tell(
-        "Stock vLLM against stock transformers", f"same weights ({gap.weights}), same tokens; {cause}", gap.stats
+        "Stock vLLM against stock transformers",
+        f"same weights ({gap.weights}), same tokens; {cause}",
+        held=not gap.stats.exact,  # without a gap there is no story
+        stats=gap.stats,
     )
-    return gap, differences_N.tolist()
+    return differences_N.tolist()
 
 
-def _against_itself(story: Story, experiment: Experiment) -> tuple[bool, dict[str, str]]:
+def _against_itself(story: Story, experiment: Experiment) -> dict[str, str]:
     part = story.part("itself")
     run_diff(DiffRequest(experiment=experiment, against="batch"), part)
     found = artifact.read(part.folder / "divergence", DivergenceManifest)
     switches = {name: value for item in found.work for name, value in item.cause.switch.items()}
     if not found.work:
-        story.tell(
-            "The rollout side against itself, each sequence alone", "equal here: nothing to switch off", found.gap
-        )
-        return found.gap.exact, switches
+        title = "The rollout side against itself, each sequence alone"
+        story.tell(title, "equal here: nothing to switch off", held=found.gap.exact, stats=found.gap)
+        return switches
     named = "; then ".join(f"{item.kind} {item.between}: {item.cause.why}" for item in found.work)
-    story.tell("The rollout side is not equal to itself at a batch of one", named, found.gap)
-    return found.unexplained.exact, switches
+    title = "The rollout side is not equal to itself at a batch of one"
+    story.tell(title, named, held=found.unexplained.exact, stats=found.gap)
+    return switches
 
 
 def _work_list(story: Story, experiment: Experiment) -> tuple[DivergenceManifest, Path]:
@@ -194,38 +184,32 @@ def _work_list(story: Story, experiment: Experiment) -> tuple[DivergenceManifest
     story.tell(
         "With that switched off: the operators that differ between the sides",
         f"{len(found.work)} on the list ({kinds}), each proven by putting it right; {left}",
-        found.gap,
+        held=bool(found.work) and found.unexplained.exact,
+        stats=found.gap,
     )
     return found, part.folder / "divergence"
 
 
-def _repro(story: Story, divergence: Path) -> bool:
+def _repro(story: Story, divergence: Path) -> None:
     part = story.part("repro")
     result = run_minimize(MinimizeRequest(divergence=str(divergence), operator=0), part)
     # The verb has run repro.py in a fresh interpreter and refuses any exit code but 1.
-    story.tell("The first one cut out and run by itself", f"{result.summary} It exits 1.")
-    return result.verdict == "differs"
+    text = f"{result.summary} It exits 1."
+    story.tell("The first one cut out and run by itself", text, held=result.verdict == "differs")
 
 
-def _finish(
-    story: Story,
-    good: bool,
-    found: DivergenceManifest,
-    tokens: int,
-    before: list[float],
-    after: torch.Tensor,
-    sides: dict[str, tuple[str, ...]],
-    family: str,
-) -> Result:
+def _finish(story: Story, found: DivergenceManifest, proven: Proven, before: list[float], family: str) -> Result:
+    failed = [step for step in story.steps if not step.held]
+    tokens = proven.exact.tokens + proven.updated.tokens
     report = DemoManifest(
         model=f"tiny random {family} (4 layers, hidden 256, bf16)",
         steps=tuple(story.steps),
         work=found.work,
         layers=found.layers,
         before=tuple(before),
-        after=tuple(after.tolist()),
-        sides=sides,
-        exact=good,
+        after=tuple(proven.after.tolist()),
+        sides=proven.lines,
+        exact=not failed,
         tokens=tokens,
     )
     artifact.write(story.job.folder / "demo", report, texts={"report.html": page.demo(report)})
@@ -233,6 +217,7 @@ def _finish(
         {
             "step": step.number,
             "what": step.title,
+            "held": step.held,
             "differ": "" if step.stats is None else f"{step.stats.nonzero}/{step.stats.tokens}",
             "max": None if step.stats is None else step.stats.max,
             "k3": None if step.stats is None else step.stats.k3,
@@ -240,9 +225,10 @@ def _finish(
         }
         for step in story.steps
     )
-    summary = f"exact ({tokens} tokens)" if good else "not exact: see the steps"
+    missed = ", ".join(f"{step.number} ({step.title})" for step in failed)
+    summary = f"not exact: not as it must be in step {missed}" if failed else f"exact ({tokens} tokens)"
     return Result(
-        verdict="equal" if good else "differs",
+        verdict="differs" if failed else "equal",
         summary=f"report: {story.job.folder / 'demo' / 'report.html'}\nverdict: {summary}",
         ids={"demo": "demo"},
         rows=rows,

@@ -17,7 +17,7 @@ def stats(nonzero: int) -> GapStats:
 def report(*, exact: bool, text: str = "words") -> DemoManifest:
     return DemoManifest(
         model="tiny",
-        steps=(DemoStep(number=1, title="gap", text=text, stats=stats(3), seconds=1.0),),
+        steps=(DemoStep(number=1, title="gap", text=text, held=exact, stats=stats(3), seconds=1.0),),
         work=(),
         layers=(("model.layers.0", 4, 1),),
         before=(0.1, 0.0, 1e-7, 0.2),

@@ -15,6 +15,8 @@ class DemoStep(Model):
     title: str
     text: str
     """What was done and seen, each number live."""
+    held: bool
+    """It saw what it had to see."""
     stats: GapStats | None = None
     seconds: float
 

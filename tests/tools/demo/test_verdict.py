@@ -1,0 +1,70 @@
+"""The demo's verdict is exact only if every step saw what it must; the whole demo on a real engine is slow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from samebits.tools.demo import verb
+from samebits.tools.demo.exact import Proven
+from samebits.tools.job.job import Job
+from samebits.tools.schema.artifacts.divergence import DivergenceManifest, Identical
+from samebits.tools.schema.artifacts.gap import GapStats
+from samebits.tools.schema.requests import DemoRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samebits.tools.schema.results import Result
+
+STEPS = 7
+
+
+def gap(nonzero: int) -> GapStats:
+    return GapStats(tokens=4, nonzero=nonzero, nonfinite=0, max=0.5 * nonzero, mean=0.0, std=0.0, k3=0.0)
+
+
+def told(folder: Path, missed: int) -> Result:
+    """The answer to seven steps of which step `missed` did not hold (0: all held)."""
+    folder.mkdir()
+    job = Job(folder)
+    story = verb.Story(job)
+    for number in range(1, STEPS + 1):
+        story.tell(f"title {number}", "words", held=number != missed, stats=gap(0))
+    found = DivergenceManifest(
+        outcome=Identical(compared=4), work=(), gap=gap(0), unexplained=gap(0), compared=4, not_compared=(), passes={}
+    )
+    proven = Proven(folder, gap(0), gap(0), torch.zeros(4), ("replaced: x",), "pushed", 0.0, {"rollout": ("vllm",)})
+    return verb._finish(story, found, proven, [0.1, 0.2], "qwen3")
+
+
+def test_seven_steps_that_held_are_exact(tmp_path: Path) -> None:
+    answer = told(tmp_path / "demo", missed=0)
+    assert answer.verdict == "equal"
+    assert answer.summary.endswith("verdict: exact (8 tokens)")
+
+
+@pytest.mark.parametrize("missed", range(1, STEPS + 1))
+def test_one_step_that_did_not_hold_is_named_and_nothing_is_exact(missed: int, tmp_path: Path) -> None:
+    answer = told(tmp_path / "demo", missed)
+    assert answer.verdict == "differs"
+    assert f"not as it must be in step {missed} (title {missed})" in answer.summary
+    assert "not as it must be" in (tmp_path / "demo/demo/report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(1800)
+def test_the_demo_tells_seven_true_steps(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    job = Job(folder)
+    try:
+        answer = verb.run_demo(DemoRequest(device="cpu"), job)
+    finally:
+        job.drop_prepared()
+    assert answer.verdict == "equal", answer.summary
+    assert [row["held"] for row in answer.rows] == [True] * STEPS
+    assert answer.rows[0]["differ"] == "1024/1024"
