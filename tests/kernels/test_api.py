@@ -78,3 +78,28 @@ def test_the_lines_of_the_readme_are_exact_at_every_step_and_raise_when_weights_
     assert [line["max"] for line in lines] == [0.0, 0.0, 0.0]
     assert all(line["tokens"] > 32 for line in lines)
     assert "weight version 1" in (tmp_path / "without" / "raised").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_the_lines_of_the_exact_zero_page_run(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", num_hidden_layers=2)
+    page = (ROOT / "docs/exact-zero.md").read_text(encoding="utf-8")
+    first, family = [block.split("```")[0] for block in page.split("```python\n")[1:]]
+    code = f"""
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.bfloat16)
+prompts, sampled = [[1, 2, 3], [4, 5]], [[6, 7], [8]]
+{first}
+assert len(logprob) == 3 and logprob.requires_grad
+{family}
+trainer.checkpoint()
+trainer.score(prompts, sampled).sum().backward()
+trainer.undo()
+stock = patch_trainer(model, roles={{"*": "stock"}})
+assert all(name.startswith("stock") for name, _ in stock.read_back().values())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "vllm V1 sampler: float32 log_softmax" in done.stdout
