@@ -43,6 +43,7 @@ def propose(
             "config": str(experiment_file(config)),
             "sides": SIDES[sides],
             "why": why,
+            "sandbox": reader.read(Path()).gate.sandbox if Path(reader.NAME).is_file() else "auto",
         }
     )
     _execute(request, out, as_json)

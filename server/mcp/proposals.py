@@ -54,6 +54,7 @@ async def propose_change(
                 "config": str(file / reader.NAME if file.is_dir() else file),
                 "sides": SIDES[sides],
                 "why": why,
+                "sandbox": app.own().gate.sandbox,
                 "roots": [str(folder) for folder in app.roots.folders],
             }
         )

@@ -12,7 +12,7 @@ from rich.text import Text
 from samebits.server.review.decide import decide
 from samebits.tools.report import difflines
 from samebits.tools.report.review import stamp, state_of
-from samebits.tools.schema import reviews
+from samebits.tools.schema import gates, reviews
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.proposals import open_proposal
 
@@ -97,9 +97,14 @@ def show(proposal: Proposal, id: str, console: Console) -> None:
         table.add_row(leg.name, Text(outcome.status.replace("_", " "), style), safe(said))
     console.print()
     console.print(table)
+    if not gates.made_here(manifest.made_from["candidate_gate"]):
+        console.print(gates.UNSEALED, style="bold red")
     if manifest.repro is not None:
         for name, run in (("before", manifest.repro.before), ("after", manifest.repro.after)):
-            console.print(Text(f"repro {name}: ", "dim") + safe(f"{run.status.replace('_', ' ')}: {run.words}"))
+            held = f" [{run.sandbox.words}]" if run.sandbox else ""
+            console.print(Text(f"repro {name}: ", "dim") + safe(f"{run.status.replace('_', ' ')}: {run.words}{held}"))
+            if run.unsandboxed:
+                console.print(f"the repro {name} ran without a sandbox", style="bold red")
     else:
         console.print("no repro was given: what it repairs is not shown", style="yellow")
     for file in difflines.parse(proposal.patch):

@@ -22,11 +22,12 @@ import torch
 
 from samebits.kernels import candidate as candidates
 from samebits.tools.diff.bits import bit_view
-from samebits.tools.gate.candidate.child import PR_SET_CHILD_SUBREAPER, link_of
+from samebits.tools.gate.candidate.child import PR_SET_CHILD_SUBREAPER, link_of, sandbox_of
 from samebits.tools.gate.candidate.plan import RedError
 from samebits.tools.gate.candidate.runner import copied
 from samebits.tools.sandbox.enter import die_with_parent
 from samebits.tools.sandbox.processes import machine_memory_bytes
+from samebits.tools.schema.artifacts.candidate_gate import Sandbox
 from samebits.tools.schema.artifacts.proposal import ReproRun
 from samebits.tools.store.artifact import load_tensors
 
@@ -165,10 +166,13 @@ def in_sandbox(
             return ReproRun(status="not_run", words="this machine gives no sandbox, and the gate ran it in one")
         link.limit_s, link.deadline = order["limit_s"], time.monotonic() + order["limit_s"]
         link.ask("load", "the candidate")
+        held = Sandbox.model_validate(sandbox_of(link))
         with torch.no_grad():
-            return compare(lambda **given: link.call(given, "the candidate on it"), args, rows)
+            found = compare(lambda **given: link.call(given, "the candidate on it"), args, rows)
     except RedError as error:
         return ReproRun(status="not_run", words=f"the candidate cannot run on it: {error.what}"[:500])
+    else:
+        return found.model_copy(update={"sandbox": held})
     finally:
         link.stop()
 

@@ -1,5 +1,5 @@
 """Runs a repro before and after: as it stands, and with the candidate in the place of both sides. Each in a fresh
-process with a time limit: repro.py and the candidate are other people's code.
+process with a time limit, in the sandbox: repro.py and the candidate are other people's code.
 """
 
 from __future__ import annotations
@@ -7,16 +7,26 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
+from samebits.tools.gate.candidate.link import SLACK_BYTES
+from samebits.tools.sandbox.box import Box, choose
+from samebits.tools.sandbox.processes import machine_memory_bytes
+from samebits.tools.sandbox.view import view_of
+from samebits.tools.schema.artifacts.candidate_gate import Sandbox
 from samebits.tools.schema.artifacts.proposal import ReproEvidence, ReproRun
 from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from samebits.kernels.candidate import Candidate
@@ -31,22 +41,29 @@ LINE_CHARS = 300
 
 
 def evidence(
-    folder: Path, manifest: ReproManifest, candidate: Candidate, job: Job, *, required: bool = False
+    folder: Path,
+    manifest: ReproManifest,
+    candidate: Candidate,
+    job: Job,
+    *,
+    required: bool = False,
+    boxed: bool = False,
 ) -> ReproEvidence:
     """Both runs.
 
     Args:
-        required: the candidate does not run without a sandbox.
+        required: nothing runs without a sandbox.
+        boxed: the candidate does not.
 
     Raises:
-        UserError: the repro no longer differs, or differs with the candidate too.
+        UserError: the repro no longer differs, or differs with the candidate too; a sandbox is required and not here.
     """
     job.emit("repro", "before: the two sides' own code")
-    before = run_before(folder)
+    before = run_before(folder, job, required=required)
     if before.status == "equal":
         raise UserError(str(folder), "its two sides are equal here: there is nothing to repair", "leave repro out")
     job.emit("repro", f"after: {candidate.name} in the place of both")
-    after = run_after(folder, manifest, candidate, job, required=required)
+    after = run_after(folder, manifest, candidate, job, required=required or boxed)
     if after.status == "differs":
         raise UserError(
             str(candidate.folder), f"does not repair the repro: {after.words}", "mend the candidate and build it again"
@@ -61,9 +78,47 @@ def evidence(
     )
 
 
-def run_before(folder: Path) -> ReproRun:
-    """repro.py as it stands."""
-    code, output = run([sys.executable, "-B", "repro.py"], folder)
+def run_before(folder: Path, job: Job, *, required: bool = False) -> ReproRun:
+    """repro.py as it stands.
+
+    Raises:
+        UserError: a sandbox is required and this machine gives none.
+    """
+    place = job.new("repro-before")
+    place.mkdir(parents=True)
+    try:
+        box = box_for(folder, place)
+        held = sandbox_of(box)
+        if required and not held.whole:
+            raise UserError(
+                "sandbox = required", f"repro.py is code, and {held.words}", "install bubblewrap, or leave repro out"
+            )
+        env = box.view.environment()
+        code, output = run(box.python("-B", str(folder.resolve() / "repro.py")), place, env)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return read(code, output).model_copy(update={"sandbox": held})
+
+
+def box_for(folder: Path, place: Path) -> Box:
+    """The strongest sandbox here, with the repro to read and `place` to write to."""
+    cuda = torch.cuda.is_available()
+    memory = machine_memory_bytes() * 3 // 4
+    box = choose(view_of(place, (folder.resolve(),), cuda=cuda))
+    return replace(box, file_bytes=memory, data_bytes=0 if cuda else memory + SLACK_BYTES)
+
+
+def sandbox_of(box: Box) -> Sandbox:
+    """What holds repro.py, as the proposal says it."""
+    held, memory = box.held, max(0, box.data_bytes - SLACK_BYTES)
+    return Sandbox(
+        kind=box.kind, network=held.network, files=held.files, processes=held.processes,
+        memory_mib=memory >> 20, why=box.why,
+    )  # fmt: skip
+
+
+def read(code: int, output: str) -> ReproRun:
+    """What repro.py said."""
     found = COUNT.search(output)
     last = last_line(output)
     if code == 0:
@@ -88,7 +143,7 @@ def run_after(
         "limit_s": CALLS_S,
     }
     (place / "order.json").write_text(json.dumps(order), encoding="utf-8")
-    code, output = run([sys.executable, "-m", "samebits.tools.propose.child", str(place)], place)
+    code, output = run([sys.executable, "-m", "samebits.tools.propose.child", str(place)], place, os.environ)
     try:
         found = ReproRun.model_validate_json((place / "answer.json").read_bytes())
     except (OSError, ValueError):
@@ -96,11 +151,11 @@ def run_after(
     return found
 
 
-def run(command: list[str], folder: Path) -> tuple[int, str]:
+def run(command: list[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str]:
     """Exit code and output of a process and everything it started, ended at the time limit."""
-    env = dict(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
-        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        command, cwd=folder, env=dict(env) | {"PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
     try:

@@ -11,6 +11,7 @@ from samebits.kernels.contract_version import CONTRACT_VERSION
 from samebits.tools.propose import repro as repros
 from samebits.tools.propose.change import change_of, sha256
 from samebits.tools.propose.git import allowed, inside
+from samebits.tools.schema import gates, reader
 from samebits.tools.schema.artifacts.candidate_gate import CandidateGate
 from samebits.tools.schema.artifacts.proposal import GATE, PATCH, REPRO, ProposalManifest
 from samebits.tools.schema.artifacts.repro import ReproManifest
@@ -53,8 +54,11 @@ def run_propose(request: ProposeRequest, job: Job) -> Result:
         folder = Path(request.repro)
         inside(folder, request.roots, "repro")
         made_from["repro"] = artifact.identity(folder)
-        boxed = gate.sandbox is not None and gate.sandbox.whole
-        shown = repros.evidence(folder, artifact.read(folder, ReproManifest), candidate, job, required=boxed)
+        demanded = "required" in (request.sandbox, reader.read(config).gate.sandbox)
+        boxed = demanded or (gate.sandbox is not None and gate.sandbox.whole)
+        shown = repros.evidence(
+            folder, artifact.read(folder, ReproManifest), candidate, job, required=demanded, boxed=boxed
+        )
         for name, source in ((REPRO, artifact.MANIFEST), ("repro.py", "repro.py")):
             texts[name] = (folder / source).read_text(encoding="utf-8")
     manifest = manifest_of(request, candidate, change, made_from, shown)
@@ -116,17 +120,18 @@ def result_of(manifest: ProposalManifest, gate: CandidateGate, job: str) -> Resu
     rows.append({"what": "gate", "name": f"{green} of {len(gate.legs)} legs green, none red, on {gate.device}"})
     if manifest.repro is not None:
         rows += [
-            {"what": "repro before", "name": manifest.repro.before.words},
-            {"what": "repro after", "name": manifest.repro.after.words},
+            {"what": f"repro {name}", "name": f"{run.words} [{run.sandbox.words}]" if run.sandbox else run.words}
+            for name, run in (("before", manifest.repro.before), ("after", manifest.repro.after))
         ]
     timing = next((leg.outcome for leg in gate.legs if leg.name == "time"), None)
     if timing is not None and timing.status == "green":
         rows.append({"what": "time", "name": timing.evidence})
+    lacks = "".join(f" {said[0].upper()}{said[1:]}." for said in lacking(manifest, gate))
     left = f" Not part of it: {', '.join(manifest.left_out)}." if manifest.left_out else ""
     summary = (
         f"{manifest.candidate} for {manifest.operator}, {len(manifest.paths)} files against commit "
-        f"{manifest.base[:12]}; patch sha256 {manifest.patch}.{left} It waits for a person: nothing is applied before "
-        "one approved this patch."
+        f"{manifest.base[:12]}; patch sha256 {manifest.patch}.{left}{lacks} It waits for a person: "
+        "nothing is applied before one approved this patch."
     )
     following = (
         f"ask the person to run `samebits review` in a terminal of their own and decide on {job}/proposal; then "
@@ -135,3 +140,19 @@ def result_of(manifest: ProposalManifest, gate: CandidateGate, job: str) -> Resu
     return Result(
         verdict="done", summary=summary, ids={"proposal": "proposal"}, rows=tuple(rows), total=len(rows), next=following
     )
+
+
+def lacking(manifest: ProposalManifest, gate: CandidateGate) -> list[str]:
+    """What a reviewer will not see, or not see for sure."""
+    said = []
+    if manifest.repro is None:
+        said.append("no repro was given, so what it repairs is not shown")
+    else:
+        runs = {"before": manifest.repro.before, "after": manifest.repro.after}
+        said += [f"the repro {name} was not run" for name, run in runs.items() if run.status == "not_run"]
+        said += [f"the repro {name} ran {run.unsandboxed}" for name, run in runs.items() if run.unsandboxed]
+    if all(leg.name != "time" or leg.outcome.status != "green" for leg in gate.legs):
+        said.append("it was not timed")
+    if not gates.made_here(manifest.made_from["candidate_gate"]):
+        said.append(gates.UNSEALED)
+    return said

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from samebits.tools.report import charts, code, difflines
 from samebits.tools.report.page import TEMPLATES, environment
+from samebits.tools.schema import gates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,6 +172,7 @@ def render(
             ),
             chart=timing_chart(proposal.gate),
             sandbox=proposal.gate.sandbox is not None and proposal.gate.sandbox.whole,
+            unsealed="" if gates.made_here(proposal.manifest.made_from["candidate_gate"]) else gates.UNSEALED,
             token=token,
             note=note,
             error=error,

@@ -60,6 +60,10 @@ class Box:
 
     def command(self, module: str, *arguments: str) -> list[str]:
         """The command line that runs a module of this interpreter inside."""
+        return self.python("-m", module, *arguments)
+
+    def python(self, *arguments: str) -> list[str]:
+        """The command line that runs this interpreter inside, in the private folder."""
         spec = {
             "kind": self.kind,
             "read": [str(path) for path in self.view.read],
@@ -70,7 +74,7 @@ class Box:
             "data_bytes": self.data_bytes,
         }
         python = [sys.executable, "-P"]
-        inner = [*python, "-m", f"{SPLIT}enter", json.dumps(spec), *python, "-m", module, *arguments]
+        inner = [*python, "-m", f"{SPLIT}enter", json.dumps(spec), *python, *arguments]
         return [*bubblewrap(self.view), *inner] if self.kind == "bubblewrap" else inner
 
 

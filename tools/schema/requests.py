@@ -25,7 +25,7 @@ class InspectRequest(Model):
 
 
 class MeasureRequest(Model):
-    """Rollout, recompute, GapReport (DESIGN 3, steps 1 to 3)."""
+    """Rollout, recompute, GapReport: steps 1 to 3 of docs/how-a-difference-is-found.md."""
 
     kind: Literal["measure"] = "measure"
     experiment: Experiment
@@ -45,14 +45,15 @@ class CaptureRequest(Model):
 
 
 class DiffRequest(Model):
-    """Find, prove and order every operator that differs by itself (DESIGN 3, steps 4 to 6)."""
+    """Find, prove and order every operator that differs by itself: steps 4 to 6 of
+    docs/how-a-difference-is-found.md."""
 
     kind: Literal["diff"] = "diff"
     experiment: Experiment
     rollout: str | None = None
-    against: Literal["trainer", "batch", "decode_prefill", "chunked_prefill", "prefix_hit"] = "trainer"
-    """The other side, or the rollout side itself computed another way: each sequence alone, by prefill, in chunks, from
-    the cache."""
+    against: Literal["trainer", "repeat", "batch", "decode_prefill", "chunked_prefill", "prefix_hit"] = "trainer"
+    """The other side, or the rollout side itself: asked again in the same way, or computed another way (each sequence
+    alone, by prefill, in chunks, from the cache)."""
     max_operators: int = Field(default=64, ge=1)
     """Prove up to this many operators one by one; what is beyond is put right in a few steps of several."""
 
@@ -110,6 +111,8 @@ class RlRequest(Model):
     lag of [rl] lags."""
     resume: str = ""
     """Job folder of an earlier run of the same experiment: go on from its last checkpoints."""
+    seconds: float = Field(default=0.0, ge=0)
+    """Wall time after which the arms stop with a checkpoint, a report and no verdict, each with its share; 0: none."""
 
 
 class ProposeRequest(Model):
@@ -127,6 +130,8 @@ class ProposeRequest(Model):
     sides: tuple[Literal["rollout", "trainer"], ...] = ("trainer",)
     """Whose `kernels` line names the candidate."""
     why: str = Field(default="", max_length=4000)
+    sandbox: Literal["auto", "required"] = "auto"
+    """ "required", here or in `config`: repro.py does not run without one."""
     roots: tuple[str, ...] = ()
     """Everything read must lie below one of these; (): anywhere."""
 

@@ -43,7 +43,7 @@ def write(proposal: Proposal, review: ReviewManifest) -> ReviewManifest:
     """
     path = place(proposal.digest)
     try:
-        _make(path.parent)
+        make_folder(path.parent)
         sealed = review.model_copy(update={"seal": seal_of(review, key(make=True))})
         part = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -105,7 +105,7 @@ def key(*, make: bool = False) -> bytes:
     """This user's key; empty when there is none and none is to be made."""
     path = home() / "review.key"
     if make and not path.exists():
-        _make(path.parent)
+        make_folder(path.parent)
         part = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(KEY_BYTES))
@@ -122,8 +122,8 @@ def key(*, make: bool = False) -> bytes:
     return data if len(data) == KEY_BYTES else b""
 
 
-def _make(folder: Path) -> None:
-    """A folder of this user's alone."""
+def make_folder(folder: Path) -> None:
+    """A folder below `home`, of this user's alone."""
     home().parent.mkdir(parents=True, exist_ok=True)
     for part in (home(), folder):
         part.mkdir(exist_ok=True, mode=0o700)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from samebits.kernels.candidate import describe, load
 from samebits.tools.job.job import Job
 from samebits.tools.propose import child
 from samebits.tools.propose import repro as repros
+from samebits.tools.sandbox.box import ONLY_VARIABLE
 from samebits.tools.schema.artifacts.proposal import ReproRun
 from samebits.tools.schema.artifacts.repro import ReproManifest
 from samebits.tools.schema.errors import UserError
@@ -135,9 +138,69 @@ def test_a_repro_that_is_equal_has_nothing_to_repair(kit: Any, project: Path) ->
     ],
 )
 def test_a_repro_that_cannot_run_or_does_not_say_what_differs_is_no_difference(tmp_path: Path, script: str) -> None:
-    seen = repros.run_before(cut_out(tmp_path / "repro", script))
+    seen = repros.run_before(cut_out(tmp_path / "repro", script), Job(tmp_path))
     assert seen.status == "not_run"
     assert "could not be run here" in seen.words
+
+
+REACHES = """import socket
+
+for attempt in (
+    lambda: open({mark!r}, "w").close(),
+    lambda: socket.create_connection(("127.0.0.1", {port}), 2).close(),
+    lambda: open(__file__, "a").close(),
+):
+    try:
+        attempt()
+        print("reached")
+    except OSError:
+        print("kept out")
+print("2 of 60 elements differ")
+raise SystemExit(1)
+"""
+
+
+@pytest.mark.parametrize("kind", ["", "none"])
+def test_what_a_repro_reaches_outside_is_nothing_in_a_sandbox_and_said_without_one(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`none` is the control: the attempts are real."""
+    monkeypatch.setenv(ONLY_VARIABLE, kind)
+    mark = tmp_path / "mark"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        script = REACHES.format(mark=str(mark), port=server.getsockname()[1])
+        folder = cut_out(tmp_path / "repro", script)
+        server.settimeout(0.5)
+        seen = repros.run_before(folder, Job(tmp_path))
+        try:
+            server.accept()[0].close()
+            reached = True
+        except TimeoutError:
+            reached = False
+    assert seen.sandbox is not None
+    assert (seen.status, seen.differing) == ("differs", 2)
+    open_ = not seen.sandbox.whole
+    assert (mark.exists(), reached) == (open_, open_)
+    assert (folder / "repro.py").read_text() == script
+    assert bool(seen.unsandboxed) is open_
+    assert open_ or not kind, "where the sandbox is switched off it is open"
+    assert not (tmp_path / "repro-before").exists()
+
+
+def test_where_a_sandbox_is_required_and_not_here_nothing_of_a_repro_runs(
+    kit: Any, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ONLY_VARIABLE, "none")
+    mark = tmp_path / "mark"
+    script = REACHES.format(mark=str(mark), port=1)
+    folder = cut_out(project / ".samebits" / "jobs" / "m" / "repro", script)
+    with pytest.raises(UserError, match=r"sandbox = required: repro.py is code, and UNSANDBOXED"):
+        kit.propose(project, repro=str(folder), sandbox="required")
+    (project / "samebits.toml").write_text(kit.TOML + '[gate]\nsandbox = "required"\n')
+    kit.git(project, "commit", "-q", "-a", "-m", "Only in a sandbox")
+    with pytest.raises(UserError, match="sandbox = required"):
+        kit.propose(project, repro=str(folder))
+    assert not mark.exists()
 
 
 def test_where_the_operator_is_another_the_repro_says_not_run(project: Path, tmp_path: Path) -> None:
@@ -192,7 +255,7 @@ def test_a_candidate_that_ends_its_process_or_writes_elsewhere_is_not_run(
 def test_what_hangs_is_ended_with_all_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repros, "LIMIT_S", 1)
     script = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-    code, said = repros.run([sys.executable, "-c", script], tmp_path)
+    code, said = repros.run([sys.executable, "-c", script], tmp_path, os.environ)
     assert (code, said) == (-1, "no answer within 1 s")
 
 

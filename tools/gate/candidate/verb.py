@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from samebits.tools.gate.candidate.runner import run_gate, target_of
+from samebits.tools.schema import gates
 from samebits.tools.schema.results import Result
 from samebits.tools.store import artifact, fingerprint
 
@@ -36,6 +37,7 @@ def run_build(request: BuildRequest, job: Job) -> Result:
     )
     folder = job.new("candidate-gate")
     artifact.write(folder, report.model_copy(update={"environment": fingerprint.environment()}), texts={"log.txt": log})
+    gates.seal(artifact.identity(folder))
     return result_of(report, folder.name)
 
 

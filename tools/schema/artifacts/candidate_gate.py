@@ -97,7 +97,7 @@ class Sandbox(Model):
     processes: bool
     """No foreign process reached."""
     memory_mib: int
-    """Above this it is ended."""
+    """Above this it is ended; 0: no limit of its own."""
     why: str = ""
     """Why no stronger kind was used."""
 
@@ -113,7 +113,8 @@ class Sandbox(Model):
         inside = ", ".join(name for name, holds in held.items() if holds)
         missing = ", ".join(name for name, holds in held.items() if not holds)
         if self.whole:
-            return f"sandbox: {self.kind} ({inside}, {self.memory_mib} MiB)"
+            memory = f", {self.memory_mib} MiB" if self.memory_mib else ""
+            return f"sandbox: {self.kind} ({inside}{memory})"
         kind = "" if self.kind == "none" else f" ({self.kind} holds only: {inside})"
         return f"UNSANDBOXED{kind}: not {missing}, because {self.why or 'none was tried'}"
 

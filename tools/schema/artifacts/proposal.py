@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from samebits.tools.schema.artifacts.base import Manifest
+from samebits.tools.schema.artifacts.candidate_gate import Sandbox
 from samebits.tools.schema.base import Model
 
 PATCH = "change.patch"
@@ -32,6 +33,13 @@ class ReproRun(Model):
     differing: int = 0
     """Elements whose bits differ."""
     total: int = 0
+    sandbox: Sandbox | None = None
+    """What held the code that ran; None: none of it did."""
+
+    @property
+    def unsandboxed(self) -> str:
+        """What was open to the code, in words; "" where it was held or did not run."""
+        return "" if self.sandbox is None or self.sandbox.whole else self.sandbox.words
 
 
 class ReproEvidence(Model):
