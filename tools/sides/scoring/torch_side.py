@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from samebits.kernels.adapters import machine
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.protocol import Scores, Side
 from samebits.tools.sides.scoring.batches import Batch, cut
 from samebits.tools.sides.scoring.logprob import Logprob, Processing
 from samebits.tools.sides.scoring.readings import COLUMNS, columns
 from samebits.tools.sides.scoring.views import module_views, weight_views
-from samebits.tools.store import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +79,7 @@ class TorchSide(Side):
             "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
             "parameters": sum(p.numel() for p in parameters),
         }
-        return facts, [f"{key}={value}" for key, value in fingerprint.number_variables(os.environ).items()]
+        return facts, [f"{key}={value}" for key, value in machine.number_variables(os.environ).items()]
 
     def current(self) -> PassRows:
         """RowMap: rows of the pass that is running."""

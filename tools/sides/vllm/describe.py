@@ -6,31 +6,14 @@ import os
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from samebits.kernels.adapters import machine
 from samebits.tools.sides.vllm import hooks
 from samebits.tools.sides.vllm.install import runner_of
 
 if TYPE_CHECKING:
     from samebits.tools.schema.experiment import Rollout
 
-NUMBER_VARIABLES = (
-    "VLLM_",
-    "ATEN_CPU_CAPABILITY",
-    "ONEDNN_",
-    "CUBLAS",
-    "OMP_NUM_THREADS",
-    "NCCL_",
-    "TORCH_",
-    "PYTORCH_",
-)
 CPU_KERNELS = {"packed_weight": "sgl", "handler": "oneDNN", "zen_weight": "zentorch"}
-SILENT = (
-    "VLLM_LOGGING_LEVEL",
-    "VLLM_NO_USAGE_STATS",
-    "VLLM_PLUGINS",
-    "VLLM_DIST_IDENT",
-    "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME",
-)
-"""Variables of these families that change no number."""
 
 
 def look(worker: Any) -> dict[str, Any]:
@@ -130,9 +113,5 @@ def describe(llm: Any, installed: str, config: Rollout) -> tuple[dict[str, str |
             "AMX: a row alone and in company can have other bits in bfloat16 linears; "
             "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 switches it off"
         )
-    lines += [
-        f"{key}={value}"
-        for key, value in sorted(os.environ.items())
-        if key.startswith(NUMBER_VARIABLES) and key not in SILENT
-    ]
+    lines += [f"{key}={value}" for key, value in machine.number_variables(os.environ).items()]
     return facts, lines

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.vllm import switch
 from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ def check(kernels: Kernels) -> None:
         raise UserError(
             f"[rollout] kernels = {kernels!r}", "cannot be put under vLLM here", 'use "none", "vllm" or "samebits"'
         )
-    found = os.environ.get("SAMEBITS_KERNELS", "")
+    found = os.environ.get(switch.VARIABLE, "")
     if (kernels == "samebits") != bool(found):
         raise UserError(
-            f"SAMEBITS_KERNELS={found}",
+            f"{switch.VARIABLE}={found}",
             f"does not fit [rollout] kernels = {kernels!r}",
             "leave the variable to samebits: it sets it for the process of the engine",
         )

@@ -12,12 +12,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from samebits.kernels.adapters.vllm import switch
 from samebits.tools.schema.base import Model
 from samebits.tools.schema.errors import UserError
 
 VARIABLE = "SAMEBITS_REQUEST"
-KERNELS = "SAMEBITS_KERNELS"
-"""Switches samebits' own operators on (kernels/adapters/vllm/switch.py)."""
 
 
 class PluginRequest(Model):
@@ -31,7 +30,7 @@ class PluginRequest(Model):
 
 def register() -> None:
     """Called by vLLM in each of its processes, possibly more than once."""
-    if os.environ.get(KERNELS):
+    if os.environ.get(switch.VARIABLE):
         from samebits.kernels.adapters.vllm import plugin as kernels
 
         kernels.register()
