@@ -239,15 +239,13 @@ class Recorder:
         """What ran, or was chosen, and was not tapped, with the reason."""
         out = dict(self.sink.untapped)
         assert self.plan is not None
-        paths = {path for path, _ in self.root.named_modules()}
-        for path in self.plan.modules or ():
-            if path not in self._called:
-                known = (
-                    "never called as a module (a container, inlined, or compiled)"
-                    if path in paths
-                    else "no such module"
-                )
-                out[path] = known
+        paths = {path: module for path, module in self.root.named_modules() if path}
+        # A container has no forward of its own, so nobody misses it where all modules were asked for.
+        every = [path for path, one in paths.items() if type(one).forward is not torch.nn.Module.forward]
+        for path in every if self.plan.modules is None else self.plan.modules:
+            if path not in self._called and path not in out:
+                known = "never called as a module (a container, inlined, or compiled)"
+                out[path] = known if path in paths else "no such module"
         if self._mode is not None:
             reasons: dict[str, list[str]] = {}
             for name, why in self._mode.skipped:

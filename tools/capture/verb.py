@@ -6,6 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from samebits.tools.job.job import runs_compiled
 from samebits.tools.measure.rollouts import obtain
 from samebits.tools.measure.sides import Sides
 from samebits.tools.schema.artifacts.capture import CaptureManifest
@@ -35,8 +36,12 @@ def run_capture(request: CaptureRequest, job: Job) -> Result:
     """Carry out a capture request; writes a Capture artifact.
 
     Raises:
-        UserError: bad input of any kind, a capture over its budget; SideDied: a side ended.
+        UserError: bad input of any kind, a capture over its budget, of a compiled engine what its graph cannot give;
+            SideDied: a side ended.
     """
+    compiled = request.side == "rollout" and runs_compiled(request.experiment)
+    if compiled:
+        _check_compiled(request.experiment.capture)
     with Sides(job, request.experiment) as sides:
         source = obtain(sides, request.rollout)
         config = request.experiment.capture
@@ -44,6 +49,11 @@ def run_capture(request: CaptureRequest, job: Job) -> Result:
         plan = plan_of(config, modules, len(source.data.sequences))
         job.emit("score", "the logprobs without capture")
         plain, _ = sides.score(request.side, source.folder)
+        if compiled:
+            # Another graph: that the taps in it move no bit is seen against the one without.
+            sides.close()
+            sides.taps = True
+            job.emit("open", "the engine again, with opaque taps in its graph")
         job.emit("capture", f"recording at {plan.level} level, {plan.store} mode")
         captured, folder = sides.score(request.side, source.folder, capture=plan)
         same = _same(plain, captured)
@@ -52,6 +62,21 @@ def run_capture(request: CaptureRequest, job: Job) -> Result:
     os.replace(folder / "capture", target)
     manifest = _complete(target, same, source)
     return _answer(manifest, target, same, steady, request.side)
+
+
+def _check_compiled(config: Capture) -> None:
+    """Inside a compiled graph only digests of modules can be taken.
+
+    Raises:
+        UserError: something else is asked for.
+    """
+    for name, value, possible in (("level", config.level, "module"), ("store", config.store, "digest")):
+        if value != possible:
+            raise UserError(
+                f'capture.{name} = "{value}" of a compiled engine',
+                "no hook runs inside a compiled graph; the taps that stay in it give digests of modules",
+                f'--set rollout.eager=true (its bits are other ones), or --set capture.{name}="{possible}"',
+            )
 
 
 def plan_of(config: Capture, modules: tuple[str, ...] | None, sequences: int) -> CapturePlan:
@@ -167,5 +192,7 @@ def _notes(manifest: CaptureManifest) -> list[str]:
     if failed:
         notes.append(f"First that did not: {failed[0].site}.")
     if manifest.untapped:
-        notes.append(f"Not tapped: {len(manifest.untapped)} entries, listed in the artifact.")
+        never = sum("never called as a module" in line for line in manifest.untapped)
+        inside = f" ({never} of them modules never called: inlined, or inside a compiled graph)" if never else ""
+        notes.append(f"Not tapped: {len(manifest.untapped)} entries{inside}, listed in the artifact.")
     return notes

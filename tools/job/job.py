@@ -88,6 +88,11 @@ def _key(role: str, experiment: Experiment, env: Mapping[str, str] | None) -> tu
     return (role, config.side, repr(config.kernels), repr(variables), device_of(experiment))
 
 
+def runs_compiled(experiment: Experiment) -> bool:
+    """Whether the rollout side is an engine whose forward is compiled or captured, so that no hook runs inside it."""
+    return experiment.rollout.side == "vllm" and not experiment.rollout.eager
+
+
 def device_of(experiment: Experiment) -> Literal["cpu", "cuda"]:
     """The device of this experiment: as set, or cuda where torch sees one."""
     if experiment.device != "auto":

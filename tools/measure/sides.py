@@ -32,6 +32,8 @@ class Sides:
 
     job: Job
     experiment: Experiment
+    taps: bool = False
+    """Open the rollout side with opaque taps in its compiled graph."""
     described: dict[str, Done] = field(default_factory=dict)
     """What each side said about itself when it was first opened."""
     _open: dict[str, Session] = field(default_factory=dict)
@@ -41,7 +43,7 @@ class Sides:
         if role not in self._open:
             if device_of(self.experiment) == "cuda":
                 self.close()
-            session = self.job.open_side(role, self.experiment)
+            session = self.job.open_side(role, self.experiment, taps=self.taps and role == "rollout")
             self._open[role] = session
             assert session.opened is not None
             self.described.setdefault(role, session.opened)
