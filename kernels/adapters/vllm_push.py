@@ -30,7 +30,8 @@ def push(llm: Any, model: Any) -> list[str]:
     Raises:
         PatchError: the engine takes no such weights, or its prefix cache cannot be reset.
     """
-    state = checkpoint_tensors(model)
+    # The reload copies, so on a GPU it reads the trainer's own tensors: by way of the CPU a push takes seconds.
+    state = checkpoint_tensors(model, in_place=next(model.parameters()).device.type == "cuda")
     try:
         found = llm.collective_rpc(reload, args=(state,))[0]
     except (KeyError, ValueError, RuntimeError, AssertionError) as error:

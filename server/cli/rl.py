@@ -38,6 +38,9 @@ def rl(
     resume: Annotated[
         Path | None, typer.Option(help="Job folder of a run that ended early: go on, as it was asked.")
     ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Wall time; then a checkpoint and a report of what ran. 0: no limit.")
+    ] = 0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Job folder to make.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")] = False,
 ) -> None:
@@ -54,6 +57,7 @@ def rl(
         "experiment": experiment,
         "what": what or "train",
         "resume": "" if resume is None else str(resume.resolve()),
+        "seconds": seconds,
     }
     request = RlRequest.model_validate(asked)
     folder = (out or launch.new_folder(Path(".samebits/jobs"), request.kind)).resolve()

@@ -83,6 +83,8 @@ def verdict(report: RlReport) -> tuple[str, str]:
     stopped = next((run for run in exact if run.not_exact), None)
     if stopped is not None:
         return "bad", f"the exact arm differs at step {len(stopped.steps)}"
+    if any(run.unfinished for run in report.runs):
+        return "bad", f"time was over: exact at each of {sum(run.exact_steps for run in exact)} steps so far"
     return "good", f"exact at each of {sum(run.exact_steps for run in exact)} steps of the exact arm"
 
 

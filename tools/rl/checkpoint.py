@@ -9,22 +9,51 @@ import os
 import shutil
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from samebits.tools.rl.links import link_or_copy
 from samebits.tools.schema.artifacts.rl import StepLine
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.protocol import RolloutData, Sequence
 from samebits.tools.sides.vllm.live import Head
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from samebits.tools.rl.loop import Loop
+    from samebits.tools.schema.experiment import Rl
 
 METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.pt"
+BYTES = 12
+"""Of a checkpoint per parameter: float32 master weight and both moments of AdamW."""
+WRITTEN_PER_S = 5e8
+"""Bytes of a checkpoint that a slow disk takes in a second: the time kept back for one when time runs out."""
+
+
+def check_disk(folder: Path, parameters: int, settings: Rl, limited: bool, models: int = 0) -> None:
+    """Whether all that a loop will hold at once fits on the disk of `folder`.
+
+    Args:
+        parameters: of the model.
+        limited: the run may end early, with a checkpoint.
+        models: copies of the weights, 2 bytes each, that are yet to be written.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    written = (settings.steps - 1) // settings.checkpoint_every + settings.keep_checkpoint + limited
+    # The one before stays until the next is whole.
+    need = parameters * (BYTES * min(2, written) + 2 * models)
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise UserError(
+            f"the disk of {folder}",
+            f"has {free / 2**30:.1f} GiB free; checkpoints of {parameters / 1e9:.2f}e9 parameters need "
+            f"{need / 2**30:.1f} GiB ({BYTES} bytes per parameter; while one is written the one before it stays)",
+            "set [rl] checkpoint_every to the number of steps (then none is written), or choose a larger disk (--out)",
+        )
 
 
 @dataclass(slots=True)
@@ -59,10 +88,15 @@ class Store:
         os.replace(part, self.folder / CHECKPOINT)
 
     def take_over(self, earlier: Path) -> None:
-        """Copy the metrics and the checkpoint of an earlier run of this loop, where there is one."""
-        for name in (METRICS, CHECKPOINT):
-            if (earlier / name).is_file():
-                shutil.copyfile(earlier / name, self.folder / name)
+        """The metrics and the checkpoint of an earlier run of this loop, where there is one."""
+        if (earlier / METRICS).is_file():
+            shutil.copyfile(earlier / METRICS, self.folder / METRICS)
+        if (earlier / CHECKPOINT).is_file():
+            link_or_copy(str(earlier / CHECKPOINT), str(self.folder / CHECKPOINT))
+
+    def drop(self) -> None:
+        """The loop has ended: its checkpoint is of no more use."""
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def restore(self, loop: Loop) -> int | None:
         """Bring the loop to the checkpoint, push its weights, forget metrics of later steps; the step it stands at.
@@ -75,7 +109,7 @@ class Store:
             (self.folder / METRICS).unlink(missing_ok=True)
             return None
         try:
-            state: dict[str, Any] = torch.load(path, weights_only=True)
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             loop.policy.restore(state["policy"])
         except Exception as error:  # torch raises many kinds for a file it cannot read
             raise UserError(str(path), f"cannot be resumed from ({error})", "start the run anew") from error

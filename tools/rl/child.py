@@ -8,14 +8,18 @@ Its environment is set before the interpreter starts. It belongs to the worker's
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from samebits.kernels.adapters.errors import PatchError
 from samebits.tools.job.job import Job
+from samebits.tools.rl.links import link_or_copy
 from samebits.tools.schema.artifacts.rl import Broken, Done, Ended, Refused
 from samebits.tools.schema.base import Model
 from samebits.tools.schema.errors import UserError
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from samebits.tools.schema.artifacts.rl import StepLine
     from samebits.tools.sides.vllm.live import LiveEngine
 
-PLAN, ENDED, SIDES = "plan.json", "ended.json", "sides.json"
+PLAN, ENDED, SIDES, LOOP = "plan.json", "ended.json", "sides.json", "loop.json"
 
 
 class Plan(Model):
@@ -48,6 +52,8 @@ class Plan(Model):
     lags: tuple[int, ...] = (0,)
     earlier: str = ""
     """Folder of the same child of an earlier run, to go on from."""
+    ends: float = 0.0
+    """Of time.time: when a loop stops with a checkpoint; 0: never."""
 
 
 def run(plan: Plan) -> None:
@@ -56,7 +62,7 @@ def run(plan: Plan) -> None:
     if plan.part == "start":
         from samebits.tools.rl.start import make
 
-        make(plan.experiment, Path(plan.folder) / "model", plan.device, job)
+        make(plan.experiment, Path(plan.folder) / "model", plan.device, job, limited=bool(plan.ends))
     elif plan.part == "corrections":
         from samebits.tools.rl.compare import compare
 
@@ -73,11 +79,14 @@ def sides(plan: Plan, more: dict[str, Any] | None = None) -> tuple[LiveEngine, P
     """
     options = engine_arguments(plan.experiment, plan.device, plan.arm, plan.kernels, more or {})
     # Only now: the options set what vLLM reads when it is imported.
+    from samebits.tools.rl.checkpoint import check_disk
     from samebits.tools.rl.policy import Policy
     from samebits.tools.rl.start import task_of
     from samebits.tools.sides.vllm.live import LiveEngine
 
     policy = Policy.load(Path(plan.model), plan.experiment.trainer, plan.device, plan.experiment.rl)
+    if plan.part == "loop":
+        check_disk(Path(plan.folder), policy.count(), plan.experiment.rl, bool(plan.ends))
     task = task_of(plan.experiment.rl, policy.side.module.config)
     if plan.arm == "exact":
         policy.patch(plan.kernels)
@@ -111,15 +120,18 @@ def engine_arguments(
 
 def loops(plan: Plan, job: Job) -> None:
     """One loop per lag, all with one engine; each from the start model."""
-    from samebits.tools.rl.checkpoint import Store
+    from samebits.tools.rl.checkpoint import BYTES, WRITTEN_PER_S, Store
     from samebits.tools.rl.loop import Loop, run
 
     job.emit(plan.arm, "loading the engine and the trainer")
     engine, policy, task = sides(plan)
     # A large model's state is copied only where it is needed again.
     begin = _copy(policy.state()) if len(plan.lags) > 1 else None
-    for lag in plan.lags:
+    for number, lag in enumerate(plan.lags):
         folder = Path(plan.folder) / f"lag-{lag}"
+        if plan.earlier and finished(Path(plan.earlier) / folder.name):
+            shutil.copytree(Path(plan.earlier) / folder.name, folder, copy_function=link_or_copy)
+            continue
         folder.mkdir(exist_ok=True)
         if engine.version and begin is not None:
             policy.restore(_copy(begin))
@@ -131,8 +143,19 @@ def loops(plan: Plan, job: Job) -> None:
             store.take_over(Path(plan.earlier) / f"lag-{lag}")
         resumed = store.restore(loop)
         steps = plan.experiment.rl.steps
-        said = run(loop, store, steps, _teller(job, plan, loop, folder))
-        (folder / "loop.json").write_text(json.dumps({"not_exact": said, "resumed_at": resumed}), encoding="utf-8")
+        ends = math.inf
+        if plan.ends:
+            ends = time.time() + (plan.ends - time.time()) / (len(plan.lags) - number)
+            ends -= policy.count() * BYTES / WRITTEN_PER_S
+        said = run(loop, store, steps, _teller(job, plan, loop, folder), ends)
+        facts = {"not_exact": said, "resumed_at": resumed, "unfinished": not said and loop.step < steps}
+        (folder / LOOP).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def finished(folder: Path) -> bool:
+    """Whether the loop of this folder came to its end, be it at its last step or at a difference."""
+    path = folder / LOOP
+    return path.is_file() and not json.loads(path.read_text(encoding="utf-8")).get("unfinished", False)
 
 
 def _copy(state: dict[str, Any]) -> dict[str, Any]:

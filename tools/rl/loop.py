@@ -6,6 +6,7 @@ Legend: S sequences, N sampled tokens in all.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -197,15 +198,23 @@ def learn(policy: Policy, batch: Sampled, trainer_N: torch.Tensor, settings: Rl)
     return weights, policy.gradient(data, scaled_N * weights.weight_N, centered)
 
 
-def run(loop: Loop, store: Store, steps: int, tell: Tell) -> str:
-    """Step until `steps` are done; returns what the guard said when it stopped the exact arm, or nothing."""
-    while loop.step < steps:
+def run(loop: Loop, store: Store, steps: int, tell: Tell, ends: float = math.inf) -> str:
+    """Step until `steps` are done or it is `ends` (of time.time), one step at least; returns what the guard said when
+    it stopped the exact arm, or nothing. A loop that did its last step keeps a checkpoint only where that was asked.
+    """
+    settings, over = loop.settings, False
+    while loop.step < steps and not over:
         try:
             line = loop.one_step()
         except NotExact as error:
             return str(error)
         store.append(line)
         tell(line)
-        if loop.step % loop.settings.checkpoint_every == 0 or loop.step == steps:
+        # The next step must fit too.
+        over = time.time() + sum(line.seconds.values()) > ends
+        last = loop.step == steps
+        if settings.keep_checkpoint if last else over or loop.step % settings.checkpoint_every == 0:
             store.save(loop)
+        elif last:
+            store.drop()
     return ""

@@ -169,6 +169,10 @@ class Policy:
         """All weights on CPU under checkpoint names."""
         return checkpoint_tensors(self.side.module)
 
+    def count(self) -> int:
+        """Parameters that are trained."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
     def digest(self) -> str:
         """32 hex digits over all weights as the passes see them."""
         total = hashlib.sha256()

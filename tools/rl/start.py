@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from samebits.tools.rl.checkpoint import check_disk
 from samebits.tools.rl.policy import Policy
 from samebits.tools.rl.task import VOCABULARY, Sort
 from samebits.tools.schema.errors import UserError
@@ -55,24 +57,28 @@ def task_of(settings: Rl, config: Any) -> Sort:
     return Sort(fewest, most, end_token_of(config))
 
 
-def make(experiment: Experiment, folder: Path, device: str, job: Job) -> float:
+def make(experiment: Experiment, folder: Path, device: str, job: Job, *, limited: bool = False) -> float:
     """Write the model that the loop starts from to `folder`; returns the last supervised loss (NaN: none was done).
 
+    Args:
+        limited: the loops may end early, with a checkpoint.
+
     Raises:
-        UserError: a model that cannot be loaded or that the task does not fit.
+        UserError: a model that cannot be loaded or that the task does not fit; a disk that what follows does not fit.
     """
     from samebits.tools.sides.transformers.tiny import write_tiny
 
     settings, source = experiment.rl, experiment.rollout.model
     random_model = folder.with_name("random")
     if not source:
-        write_tiny(
-            random_model, settings.family, experiment.rollout.dtype, experiment.workload.seed, **SHAPES[settings.shape]
-        )
+        sizes, seed = SHAPES[settings.shape], experiment.workload.seed
+        with torch.device(device):
+            write_tiny(random_model, settings.family, experiment.rollout.dtype, seed, **sizes)
         source = str(random_model)
     learner = settings.model_copy(update={"rate": settings.warmup_rate})
     trainer = experiment.trainer.model_copy(update={"layout": "packed", "micro_batch": BATCH, "kernels": "none"})
     policy = Policy.load(_path(source), trainer, device, learner)
+    check_disk(folder.parent, policy.count(), settings, limited, models=1)
     task = task_of(settings, policy.side.module.config)
     loss = float("nan")
     for step in range(settings.warmup_steps):
@@ -80,6 +86,7 @@ def make(experiment: Experiment, folder: Path, device: str, job: Job) -> float:
         job.emit("warm-up", f"supervised loss {loss:.3f} per token", step + 1, settings.warmup_steps)
     model: Any = policy.side.module
     model.save_pretrained(folder)
+    shutil.rmtree(random_model, ignore_errors=True)
     return loss
 
 

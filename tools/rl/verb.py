@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from samebits.tools.job.job import device_of
 from samebits.tools.report import rl as pages
-from samebits.tools.rl.child import ENDED, PLAN, SIDES, Plan
+from samebits.tools.rl.child import ENDED, LOOP, PLAN, SIDES, Plan, finished
+from samebits.tools.rl.links import link_or_copy
 from samebits.tools.schema.artifacts.rl import Broken, Done, Ended, Refused, RlReport, Run, StepLine
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.results import Result
@@ -30,6 +32,13 @@ if TYPE_CHECKING:
     from samebits.tools.schema.requests import RlRequest
 
 Arm = Literal["stock", "exact"]
+SIZES = {"tiny": 3e6, "0.6b": 6e8, "1.7b": 1.7e9}
+"""Parameters of the random models, roughly."""
+GRADIENT_BYTES = 88
+"""--corrections, per parameter: two float32 sums for each of up to ten rows, and the two true gradients."""
+MOST_GRADIENT_BYTES = 16 << 30
+REPORT_S = 15.0
+"""Kept back of the given time, for processes that end and for the report."""
 
 
 @dataclass(slots=True)
@@ -43,6 +52,12 @@ class Work:
     device: Literal["cpu", "cuda"]
     kernels: str
     earlier: Path | None
+    ends: float = 0.0
+    """Of time.time: when all must have ended; 0: never."""
+
+    def share(self, loops: int) -> float:
+        """When the next of so many arms must end (of time.time); 0: never."""
+        return self.ends and time.time() + (self.ends - time.time()) / loops
 
     def child(self, part: Literal["start", "loop", "corrections"], name: str, **more: Any) -> Path:
         """Run one child process to its end; its folder.
@@ -100,7 +115,8 @@ def run_rl(request: RlRequest, job: Job) -> Result:
     device = device_of(request.experiment)
     kernels = {"cpu": "vllm", "cuda": "samebits"}[device] if settings.kernels == "auto" else settings.kernels
     _check(request)
-    work = Work(request, _given(request), job, device, kernels, _earlier(request))
+    ends = time.time() + request.seconds - REPORT_S if request.seconds else 0.0
+    work = Work(request, _given(request), job, device, kernels, _earlier(request), ends)
     start = _start(work)
     if request.what == "corrections":
         from samebits.tools.rl.answer import corrections_answer
@@ -108,9 +124,9 @@ def run_rl(request: RlRequest, job: Job) -> Result:
         return corrections_answer(work, start, begun)
     runs: list[Run] = []
     sides: dict[str, tuple[str, ...]] = {}
-    for arm in settings.arms:
+    for number, arm in enumerate(settings.arms):
         lags = settings.lags if request.what == "stale" else (settings.lag,)
-        folder = _arm(work, arm, lags, start)
+        folder = _arm(work, arm, lags, start, work.share(len(settings.arms) - number))
         runs += [read_run(folder / f"lag-{lag}", arm, lag) for lag in lags]
         sides[arm] = tuple(json.loads((folder / SIDES).read_text(encoding="utf-8")))
     return _answer(work, runs, sides, begun)
@@ -144,9 +160,30 @@ def _check(request: RlRequest) -> None:
         raise UserError(f"[rl] arms = {list(settings.arms)}", "each arm at most once, at least one", "correct it")
     if request.what == "stale" and (not settings.lags or min(settings.lags) < 0):
         raise UserError(f"[rl] lags = {list(settings.lags)}", "counts from 0, at least one", "correct it")
+    if request.what == "corrections":
+        check_size(experiment)
     if settings.correction == "centering" and (request.what == "stale" or settings.lag):
         raise UserError(
             '[rl] correction = "centering"', "its method takes one update per batch, without lag", 'use "is", lag = 0'
+        )
+
+
+def check_size(experiment: Experiment) -> None:
+    """Corrections are compared by whole gradients on the CPU.
+
+    Raises:
+        UserError: too many parameters for that.
+    """
+    rl, model = experiment.rl, experiment.rollout.model
+    # Of a given model the weights' bytes; 2 to 4 of them per parameter.
+    size = sum(path.stat().st_size for path in Path(model).glob("*.safetensors")) / 2 if model else SIZES[rl.shape]
+    need = size * GRADIENT_BYTES
+    if need > MOST_GRADIENT_BYTES:
+        raise UserError(
+            f"rl --corrections with {size / 1e9:.2g}e9 parameters",
+            f"would hold {need / 2**30:.0f} GiB of gradients on the CPU ({GRADIENT_BYTES} bytes per parameter); "
+            f"the most is {MOST_GRADIENT_BYTES >> 30}",
+            'use a smaller model (shape = "tiny", or [rollout] model)',
         )
 
 
@@ -176,31 +213,36 @@ def _start(work: Work) -> Path:
         return Path(experiment.rollout.model)
     if work.earlier is not None and (work.earlier / "start" / ENDED).is_file():
         folder = work.job.folder / "start"
-        shutil.copytree(work.earlier / "start", folder)
+        shutil.copytree(work.earlier / "start", folder, copy_function=link_or_copy)
         return folder / "model"
-    return work.child("start", "start") / "model"
+    return work.child("start", "start", ends=work.ends) / "model"
 
 
-def _arm(work: Work, arm: Arm, lags: tuple[int, ...], start: Path) -> Path:
+def _arm(work: Work, arm: Arm, lags: tuple[int, ...], start: Path, ends: float = 0.0) -> Path:
     """Run an arm; taken over where it ended in the earlier run, gone on with where it did not; its folder."""
     earlier = None if work.earlier is None else work.earlier / arm
+    asked = {"arm": arm, "model": str(start), "lags": lags, "ends": ends}
     if earlier is None or not earlier.is_dir():
-        return work.child("loop", arm, arm=arm, model=str(start), lags=lags)
-    ended = earlier / ENDED
-    if ended.is_file() and isinstance(Ended.model_validate_json(ended.read_text(encoding="utf-8")).how, Done):
-        return Path(shutil.copytree(earlier, work.job.folder / arm))
-    return work.child("loop", arm, arm=arm, model=str(start), lags=lags, earlier=str(earlier))
+        return work.child("loop", arm, **asked)
+    if all(finished(earlier / f"lag-{lag}") for lag in lags) and _done(earlier):
+        return Path(shutil.copytree(earlier, work.job.folder / arm, copy_function=link_or_copy))
+    return work.child("loop", arm, **asked, earlier=str(earlier))
+
+
+def _done(folder: Path) -> bool:
+    path = folder / ENDED
+    return path.is_file() and isinstance(Ended.model_validate_json(path.read_text(encoding="utf-8")).how, Done)
 
 
 def read_run(folder: Path, arm: Arm, lag: int) -> Run:
     """What a loop left behind."""
     from samebits.tools.rl.checkpoint import METRICS
 
-    said = json.loads((folder / "loop.json").read_text(encoding="utf-8"))
+    said = json.loads((folder / LOOP).read_text(encoding="utf-8"))
     path = folder / METRICS
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     lines = tuple(StepLine.model_validate_json(line) for line in text.splitlines())
-    return Run(arm=arm, lag=lag, steps=lines, not_exact=said["not_exact"], resumed_at=said["resumed_at"])
+    return Run.model_validate({"arm": arm, "lag": lag, "steps": lines, **said})
 
 
 def setting_in_words(experiment: Experiment) -> str:
@@ -238,19 +280,25 @@ def _answer(work: Work, runs: list[Run], sides: dict[str, tuple[str, ...]], begu
     artifact.write(work.job.folder / "rl", report, texts=texts)
     rows = tuple(pages.row(run) for run in runs)
     verdict, words = _verdict(runs, experiment.rl.steps)
+    if verdict == "unjudged":
+        words += f"; go on with samebits rl --resume {shlex.quote(str(work.job.folder))}"
     page = os.path.join(work.job.folder, "rl", "report.html")
     return Result(
         verdict=verdict, summary=f"report: {page}\nverdict: {words}", ids={"rl": "rl"}, rows=rows, total=len(rows)
     )
 
 
-def _verdict(runs: list[Run], steps: int) -> tuple[Literal["equal", "differs", "done"], str]:
+def _verdict(runs: list[Run], steps: int) -> tuple[Literal["equal", "differs", "done", "unjudged"], str]:
     exact = [run for run in runs if run.arm == "exact"]
-    if not exact:
-        return "done", "no exact arm was asked for"
     stopped = next((run for run in exact if run.not_exact), None)
     if stopped is not None:
         return "differs", f"the exact arm differs at step {len(stopped.steps)}: {stopped.not_exact}"
+    if any(run.unfinished for run in runs):
+        assert all(run.exact_steps == len(run.steps) for run in exact), "the guard let a difference through"
+        far = ", ".join(f"{run.arm} {len(run.steps)} of {steps}" for run in runs)
+        return "unjudged", f"time was over after these steps: {far}; the exact arm was exact at each of its own"
+    if not exact:
+        return "done", "no exact arm was asked for"
     assert all(len(run.steps) == run.exact_steps == steps for run in exact), "the guard let a difference through"
     tokens = sum(line.gap.tokens for run in exact for line in run.steps)
     return "equal", f"the exact arm is exact at each of {steps * len(exact)} steps ({tokens} tokens)"

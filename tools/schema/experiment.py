@@ -181,6 +181,8 @@ class Rl(Model):
     """After every so many pushes all weights are read back out of the engine and compared; 0: never."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between checkpoints; a killed run goes on from the last one."""
+    keep_checkpoint: bool = False
+    """Write one after the last step too, and keep it; else an arm that ended has none."""
     tensorboard: bool = False
     """Write TensorBoard event files too (pip install "samebits[tensorboard]")."""
 

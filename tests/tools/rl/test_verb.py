@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from samebits.tools.job.job import Job
 from samebits.tools.rl import verb
-from samebits.tools.rl.child import ENDED
+from samebits.tools.rl.child import ENDED, LOOP
 from samebits.tools.schema.artifacts.gap import GapStats
 from samebits.tools.schema.artifacts.rl import Broken, Done, Ended, Refused, Run, StepLine
 from samebits.tools.schema.errors import UserError
@@ -34,12 +35,26 @@ def request(what: str = "train", resume: str = "", **sections: Any) -> RlRequest
         (request("stale", rl={"correction": "centering"}), "one update per batch"),
         (request(rl={"correction": "centering", "lag": 1}), "one update per batch"),
         (request(resume="/nowhere"), "no job of samebits rl"),
+        (request("corrections", rl={"shape": "0.6b"}), "would hold 49 GiB of gradients on the CPU"),
+        (request("corrections", rl={"shape": "1.7b"}), "would hold 139 GiB of gradients on the CPU"),
     ],
 )
 def test_bad_input_starts_nothing(tmp_path: Path, asked: RlRequest, said: str) -> None:
     with pytest.raises(UserError, match=said):
         verb.run_rl(asked, Job(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_small_model_may_be_compared_and_a_large_folder_not(tmp_path: Path) -> None:
+    verb.check_size(request("corrections").experiment)
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(300_000_000)
+    given = request("corrections", rollout={"model": str(tmp_path)}, rl={"shape": "1.7b"}).experiment
+    verb.check_size(given)
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.truncate(500_000_000)
+    with pytest.raises(UserError, match=r"0\.25e9 parameters"):
+        verb.check_size(given)
 
 
 def test_stale_batches_get_importance_weights_where_none_are_named() -> None:
@@ -67,6 +82,8 @@ def test_an_arm_that_ended_is_taken_over_and_one_that_did_not_is_gone_on_with(
     for arm in ("stock", "exact"):
         (tmp_path / "before" / arm).mkdir(parents=True)
     (tmp_path / "before/stock" / ENDED).write_text(Ended(how=Done()).model_dump_json())
+    (tmp_path / "before/stock/lag-0").mkdir()
+    (tmp_path / "before/stock/lag-0" / LOOP).write_text(json.dumps({"not_exact": "", "resumed_at": None}))
     (tmp_path / "now").mkdir()
     asked = request()
     started: list[dict[str, Any]] = []
@@ -77,6 +94,31 @@ def test_an_arm_that_ended_is_taken_over_and_one_that_did_not_is_gone_on_with(
     assert started == []
     verb._arm(work, "exact", (0,), tmp_path)
     assert [more["earlier"] for more in started] == [str(tmp_path / "before/exact")]
+
+
+@pytest.mark.parametrize(("unfinished", "again"), [(True, 1), (False, 0)])
+def test_an_arm_whose_time_was_over_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfinished: bool, again: int
+) -> None:
+    lag = tmp_path / "before/exact/lag-0"
+    lag.mkdir(parents=True)
+    (tmp_path / "before/exact" / ENDED).write_text(Ended(how=Done()).model_dump_json())
+    (lag / LOOP).write_text(json.dumps({"not_exact": "", "resumed_at": None, "unfinished": unfinished}))
+    (tmp_path / "now").mkdir()
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(verb.Work, "child", lambda _self, part, name, **more: started.append(more) or Path(name))
+    work = verb.Work(request(), request().experiment, Job(tmp_path / "now"), "cpu", "vllm", tmp_path / "before")
+    verb._arm(work, "exact", (0,), tmp_path, 5.0)
+    assert len(started) == again
+    assert all((more["earlier"], more["ends"]) == (str(tmp_path / "before/exact"), 5.0) for more in started)
+
+
+def test_each_arm_gets_its_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb.time, "time", lambda: 1000.0)
+    work = verb.Work(request(), request().experiment, Job(tmp_path), "cpu", "vllm", None, 1100.0)
+    assert (work.share(2), work.share(1)) == (1050.0, 1100.0)
+    work.ends = 0.0
+    assert work.share(2) == 0.0, "no limit"
 
 
 def test_how_a_child_ended_is_told_apart(tmp_path: Path) -> None:
@@ -125,6 +167,10 @@ def test_the_verdict_is_that_of_the_exact_arm() -> None:
     verdict, words = verb._verdict([stock, run("exact", (0,), "1 of 5 differ")], 2)
     assert verdict == "differs"
     assert words == "the exact arm differs at step 1: 1 of 5 differ"
+    early = run("exact", (0,)).model_copy(update={"unfinished": True})
+    verdict, words = verb._verdict([early, stock], 2)
+    assert verdict == "unjudged", "no verdict of steps that did not run"
+    assert "exact 1 of 2, stock 2 of 2" in words
     for short in (run("exact", (0,)), run("exact", (0, 1))):
         with pytest.raises(AssertionError):
             verb._verdict([stock, short], 2)

@@ -53,6 +53,8 @@ class Run(Model):
     """Exact arm: what the guard said when it stopped the run."""
     resumed_at: int | None = None
     """First step after a resume."""
+    unfinished: bool = False
+    """Its time was over before its last step; a checkpoint was written."""
 
     @property
     def exact_steps(self) -> int:
