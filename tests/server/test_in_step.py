@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -23,8 +25,14 @@ PORTABLE = {"name", "description", "license", "compatibility", "metadata", "allo
 PAGES = sorted([ROOT / "SKILL.md", *(ROOT / "skill").rglob("*.md")])
 
 
+@functools.cache
+def whole() -> Any:
+    """The command line as click sees it; making it takes a second."""
+    return typer.main.get_command(app)
+
+
 def commands() -> set[str]:
-    return set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    return set(whole().commands)
 
 
 @pytest.fixture
@@ -41,6 +49,30 @@ def front_matter(text: str) -> dict[str, str]:
             key, found[match[1]] = match[1], match[2].removeprefix(">-")
         else:
             found[key] = f"{found[key]} {line.strip()}".strip()
+    return found
+
+
+def options_of(words: list[str]) -> set[str]:
+    """Options of the command that these words begin with, a subcommand of `jobs`, `pool` or `skill` included."""
+    found = whole()
+    for word in words:
+        inner = getattr(found, "commands", {})
+        if word not in inner:
+            break
+        found = inner[word]
+    return {"--help"} | {name for option in found.params for name in (*option.opts, *option.secondary_opts)}
+
+
+def unknown_options(text: str) -> set[str]:
+    """VERB --option, of commands in code, where the command has no such option."""
+    code = re.findall(r"`samebits ([^`\n]+)`", text)
+    code += re.findall(r"^\s{4,}\$?\s*samebits ([^#\n]+)", text, re.MULTILINE)
+    found = set()
+    for line in code:
+        words = re.split(r"\s+|=", line.split(" -- ")[0].split("|")[0])
+        for option in (word.strip(",.;)]") for word in words if re.match(r"\[?--[a-z]", word)):
+            if option.strip("[") not in options_of(words):
+                found.add(f"{words[0]} {option.strip('[')}")
     return found
 
 
@@ -84,6 +116,21 @@ def test_pages_name_only_commands_that_are_there() -> None:
     pages = [*PAGES, ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     assert {str(page): found for page in pages if (found := unknown_commands(page.read_text()))} == {}
     assert unknown_commands("`samebits vanish` and\n\n    samebits disappear --now\n") == {"vanish", "disappear"}
+
+
+def test_pages_name_only_options_that_their_command_has() -> None:
+    pages = [*PAGES, ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    assert {str(page): found for page in pages if (found := unknown_options(page.read_text()))} == {}
+    assert unknown_options("`samebits measure --axes repeat --fast`, `samebits jobs --tail 3`") == {
+        "measure --fast",
+        "jobs --tail",
+    }
+
+
+@pytest.mark.anyio
+async def test_the_page_of_the_server_has_a_row_for_every_tool(tools: set[str]) -> None:
+    page = (ROOT / "docs/server.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE)) & tools == tools
 
 
 @pytest.mark.anyio

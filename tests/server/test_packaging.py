@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import re
@@ -11,6 +12,7 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import jsonschema
 import pytest
@@ -109,7 +111,7 @@ def test_a_broken_manifest_is_refused(name: str, path: tuple[str | int, ...], va
 
 def test_the_one_liners_start_the_server_with_a_command_that_is_there() -> None:
     lines = one_liners()
-    assert set(lines) == {"Claude Code", "Codex", "Gemini CLI", "VS Code"}
+    assert set(lines) == {"Claude Code", "Codex", "Gemini CLI", "VS Code", "Cursor"}
     assert lines["Claude Code"] == ["claude", "mcp", "add", "samebits", "--", "samebits", "serve"]
     assert lines["Codex"] == ["codex", "mcp", "add", "samebits", "--", "samebits", "serve"]
     assert lines["Gemini CLI"] == ["gemini", "mcp", "add", "samebits", "samebits", "serve"]
@@ -117,6 +119,11 @@ def test_the_one_liners_start_the_server_with_a_command_that_is_there() -> None:
     added = json.loads(lines["VS Code"][2])
     assert wrong("vscode", {"servers": {added.pop("name"): added}}) == []
     assert serving(added) == [["samebits", "serve"]]
+    link = urlsplit(lines["Cursor"][0])
+    assert (link.scheme, link.netloc, link.path) == ("cursor", "anysphere.cursor-deeplink", "/mcp/install")
+    asked = parse_qs(link.query)
+    linked = {"mcpServers": {asked["name"][0]: json.loads(base64.b64decode(asked["config"][0]))}}
+    assert linked == BLOCKS["cursor"]
     assert "serve" in typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
