@@ -75,9 +75,14 @@ def _reason(outcome: Outcome, running: Running | Submitted) -> str:
     if isinstance(outcome, Failed):
         return outcome.message
     if isinstance(outcome, TimedOut):
-        return f"the job was ended after {outcome.words}, or ask for less work"
+        return f"the job was ended after {outcome.words}, or ask for less work{_mind(outcome.note)}"
     kept = f"{running.folder} keeps the record, the logs and what is whole"
-    return f"stopped on request; {kept}. Next: {_again(running.folder)}"
+    note = _mind(outcome.note if isinstance(outcome, Cancelled) else "")
+    return f"stopped on request; {kept}. Next: {_again(running.folder)}{note}"
+
+
+def _mind(note: str) -> str:
+    return f". Mind: {note}" if note else ""
 
 
 def _again(folder: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from samebits.server.jobs.warden import start_of
-from samebits.tools.schema.results import OUTCOME, Cancelled, Event, Failed, Outcome, TimedOut
+from samebits.tools.schema.results import OUTCOME, Cancelled, Event, Failed, Outcome, Succeeded, TimedOut
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled", "timed_out", "interrupted"]
 ENDED: frozenset[State] = frozenset(("succeeded", "failed", "cancelled", "timed_out", "interrupted"))
@@ -24,7 +24,30 @@ TICKET = "ticket"
 
 
 def outcome(folder: Path) -> Outcome:
-    """How a job whose worker has ended came out."""
+    """How a job whose worker has ended came out, and what of it would not die."""
+    found, left = _outcome(folder), stuck(folder)
+    if not left:
+        return found
+    if isinstance(found, Succeeded):
+        summary = f"{found.result.summary} Mind: {left}."
+        return found.model_copy(update={"result": found.result.model_copy(update={"summary": summary})})
+    if isinstance(found, Failed):
+        return found.model_copy(update={"message": f"{found.message}. Mind: {left}"})
+    return found.model_copy(update={"note": left})
+
+
+def stuck(folder: Path) -> str:
+    """Processes of an ended job that no signal ends, and the devices that they keep from others; "" for none."""
+    ended = _read(folder / "ended.json")
+    pids = [pid for pid, start in ended.get("stuck", []) if alive(pid, start)]
+    if not pids:
+        return ""
+    holds = f" and {'holds' if len(pids) == 1 else 'hold'} {', '.join(ended['slots'])}" if ended.get("slots") else ""
+    which = "process" if len(pids) == 1 else "processes"
+    return f"{which} {', '.join(map(str, pids))} of ended job {folder.name} cannot be killed{holds}"
+
+
+def _outcome(folder: Path) -> Outcome:
     ended = _read(folder / "ended.json")
     how, code = ended.get("how"), ended.get("code", 0)
     written = _written(folder)

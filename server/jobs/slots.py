@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samebits.server.jobs import folder as job_folder
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import ApplyRequest, InspectRequest, ProposeRequest
 
@@ -169,11 +170,11 @@ class Slots:
         return Held(tuple(name for name, _ in held), tuple(descriptor for _, descriptor in held), env)
 
     def holder(self, need: Need) -> str:
-        """Which job holds a slot that is waited for, as far as its file says."""
+        """Which job holds a slot that is waited for, as far as its file says; of one that has ended, which process."""
         for name in [need.slot] if need.slot else self.available:
             with suppress(OSError):
-                job, _, _ = (self.folder / f"{name}.lock").read_text(encoding="utf-8").partition("\n")
-                return job.strip()
+                job, _, folder = (self.folder / f"{name}.lock").read_text(encoding="utf-8").partition("\n")
+                return (job_folder.stuck(Path(folder)) if folder else "") or job.strip()
         return ""
 
     def _lock(self, name: str, note: str) -> int | None:

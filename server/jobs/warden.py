@@ -8,8 +8,9 @@ anew) standard input is not looked at. With "detach" the warden leaves its paren
 does not reach it. A folder has one warden in its life: a second one ends at once. The warden also ends the worker at a
 time or memory limit, on TERM, and when a file `cancel` appears in the job folder. It then kills what is left of the
 worker's processes (it is their subreaper, so none can slip away), and writes ended.json: {"how": "exited" | "stopped" |
-"owner_gone" | "time_limit" | "memory_limit" | "no_heartbeat", "code": int, "stuck": [pid], "limit_s": float, "phase":
-str, "disk_full": bool}.
+"owner_gone" | "time_limit" | "memory_limit" | "no_heartbeat", "code": int, "stuck": [[pid, its start]], "slots":
+[name], "limit_s": float, "phase": str, "disk_full": bool}. A stuck process would not die (it waits in a driver) and
+holds the slots.
 Limits of a phase stand in request.json ([pool] of its experiment); the worker's events say which phase it is in.
 """
 
@@ -33,8 +34,20 @@ KILL_WAIT_S = 10.0
 LOG_LIMIT_BYTES = 8 << 20
 """At this size log.txt becomes log.1.txt and a new one is begun: a flood keeps its last 8 to 16 MiB."""
 ENDED_BYTES, FULL_BYTES = 4096, 64 << 10
+HOLD = """
+import json, sys, time
+
+def start(pid):
+    try:
+        return open(f"/proc/{pid}/stat", errors="replace").read().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+while any(start(pid) == begun for pid, begun in json.loads(sys.argv[1])):
+    time.sleep(1)
+"""
+"""Keeps the slots of a job while processes of it live that would not die: they may still use the device."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Log:
@@ -80,15 +93,29 @@ def descendants() -> list[int]:
 
 
 def memory_bytes(pids: list[int]) -> int:
-    """Memory that is theirs alone (resident minus shared pages), summed."""
+    """Memory that is in RAM and not a file's, summed; a page that two of them share counts twice.
+
+    As in tools/sandbox/processes.py, which cannot be imported here; a test holds the two in step.
+    """
     total = 0
     for pid in pids:
         try:
-            _, resident, shared = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[:3]
-        except (OSError, ValueError):
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        except OSError:
             continue
-        total += (int(resident) - int(shared)) * PAGE
+        for line in status.splitlines():
+            if line.startswith(("RssAnon:", "RssShmem:")):
+                total += int(line.split()[1]) << 10
     return total
+
+
+def slots_of(descriptors: list[int]) -> list[str]:
+    """Names of the slots whose locks these are."""
+    found = []
+    for descriptor in descriptors:
+        with suppress(OSError):
+            found.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).stem)
+    return found
 
 
 def disk_is_full(folder: Path) -> bool:
@@ -158,6 +185,7 @@ class Warden:
         self.time_limit_s: float = spec["time_limit_s"]
         self.memory_limit_bytes: int = spec["memory_limit_bytes"]
         self.grace_s: float = spec["grace_s"]
+        self.keep: list[int] = spec["keep"]
         self.reason = ""
         self.phases = Phases(self.folder)
         self.passed = ("", self.time_limit_s)
@@ -279,13 +307,29 @@ class Warden:
             self.log.write(data)
         return left
 
+    def hold(self, stuck: list[list[Any]]) -> None:
+        """Leave the slots to a process that outlives this one, without the job's name: no sweep ends it."""
+        with suppress(OSError):
+            subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", HOLD, json.dumps(stuck)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=self.keep,
+                env={},
+                start_new_session=True,
+            )
+
     def finish(self) -> None:
         """Write ended.json, whole or not at all."""
-        stuck = self.sweep()
+        stuck: list[list[Any]] = [[pid, start] for pid in self.sweep() if (start := start_if_there(pid))]
+        if stuck and self.keep:
+            self.hold(stuck)
         ended = {
             "how": self.reason or "exited",
             "code": self.worker.returncode,
             "stuck": stuck,
+            "slots": slots_of(self.keep),
             "limit_s": self.passed[1],
             "phase": self.passed[0],
             "disk_full": disk_is_full(self.folder),
@@ -299,6 +343,14 @@ def start_of(pid: int) -> str:
     """When a process started, in the kernel's ticks: with the pid it names one process for good."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     return stat.rpartition(")")[2].split()[19]
+
+
+def start_if_there(pid: int) -> str:
+    """Its start; "" when it has gone meanwhile."""
+    try:
+        return start_of(pid)
+    except OSError:
+        return ""
 
 
 def main() -> None:

@@ -83,6 +83,13 @@ elif do == "memory":
     for place in range(0, len(kept), 4096):
         kept[place] = 1
     time.sleep(600)
+elif do == "shm":
+    import mmap
+
+    kept = mmap.mmap(-1, value << 20)
+    for place in range(0, len(kept), 4096):
+        kept[place] = 1
+    time.sleep(600)
 elif do == "flood":
     for _ in range(value):
         os.write(1, b"x" * ((1 << 20) - 1) + b"\n")

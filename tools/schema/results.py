@@ -49,6 +49,8 @@ class Failed(Model):
 
 class Cancelled(Model):
     state: Literal["cancelled"] = "cancelled"
+    note: str = ""
+    """What it left behind."""
 
 
 class TimedOut(Model):
@@ -56,6 +58,8 @@ class TimedOut(Model):
     limit_s: float
     phase: str = ""
     """Whose limit it was; "": the whole job's."""
+    note: str = ""
+    """What it left behind."""
 
     @property
     def words(self) -> str:

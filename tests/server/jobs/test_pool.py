@@ -83,9 +83,10 @@ async def test_a_hang_in_native_code_is_ended_at_the_time_limit(asked: Asked, tm
     assert (state, outcome.state, outcome.limit_s) == ("timed_out", "timed_out", 1)
 
 
-async def test_a_job_over_its_memory_limit_is_ended_and_one_below_is_not(asked: Asked, tmp_path: Path) -> None:
+@pytest.mark.parametrize("do", ["memory", "shm"])
+async def test_a_job_over_its_memory_limit_is_ended_and_one_below_is_not(do: str, asked: Asked, tmp_path: Path) -> None:
     async with running(tmp_path) as pool:
-        state, outcome = await ended(pool, asked("memory", 300, memory_limit_mib=150))
+        state, outcome = await ended(pool, asked(do, 300, memory_limit_mib=150))
         assert (state, outcome.error) == ("failed", "resource")
         assert "memory_limit_mib" in outcome.message
         assert (await ended(pool, asked("sleep", 1.2, memory_limit_mib=150)))[0] == "succeeded"
