@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from samebits.kernels.adapters import machine
+from samebits.kernels.adapters import driver, machine
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.vllm import switch
 from samebits.kernels.contract_version import CONTRACT_VERSION
@@ -109,10 +109,12 @@ def compare(role: str, asked: Mapping[str, str], lock: Path | str | None, allow_
     settings = dict(held["settings"].get(role) or {})
     if not then:
         raise PatchError(str(path), f"proves nothing of the {role} side", "run samebits gate with both sides")
+    # An engine that this process made before set them, as the proved one did in its own.
+    sets = dict(held.get("engine_sets") or {})
     changed = [
         f"{name}: proved {then.get(name, 'without')}, now {now.get(name, 'without')}"
         for name in sorted(set(then) | set(now))
-        if then.get(name) != now.get(name)
+        if _other(then.get(name), now.get(name)) and (name not in sets or sets[name] != now.get(name))
     ]
     changed += [
         f"[{role}] {name}: proved {settings.get(name, 'without')}, now {value}"
@@ -146,6 +148,11 @@ def find(lock: Path | str | None) -> Path | None:
     return None
 
 
+def _other(then: str | None, now: str | None) -> bool:
+    """What nobody knows is equal to nothing."""
+    return then != now or then == driver.UNKNOWN
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
@@ -157,20 +164,18 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _gpu(torch: Any) -> dict[str, str]:
-    facts = {
+    from samebits.kernels.ops.linear import cublaslt
+
+    try:
+        library = str(cublaslt.version())
+    except OSError:
+        library = driver.UNKNOWN
+    return {
         "gpu": machine.gpu(),
         "cuda": str(torch.version.cuda),
+        "cublaslt": library,
+        "driver": driver.version(),
     }
-    for name in ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13"):
-        try:
-            facts["cublaslt"] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    try:
-        facts["driver"] = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
-    except OSError:
-        facts["driver"] = "unknown"
-    return facts
 
 
 if __name__ == "__main__":

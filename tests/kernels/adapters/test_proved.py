@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from samebits.kernels.adapters import proved
+from samebits.kernels.adapters import driver, proved
 from samebits.kernels.adapters.errors import PatchError
 
 ASKED = {"kernels": "vllm", "dtype": "bfloat16"}
@@ -64,6 +64,43 @@ def test_allowed_it_is_a_warning_that_every_report_can_repeat(tmp_path: Path, mo
         assert not proved.compare("trainer", ASKED, tmp_path / "samebits.lock", False).proved
 
 
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """What a CUDA machine adds to a fingerprint, its driver under this version; there is no GPU here."""
+    real = proved.fingerprint
+    facts = {"gpu": "NVIDIA H200", "cuda": "13.0", "cublaslt": "130100", "driver": version}
+    monkeypatch.setattr(proved, "fingerprint", lambda role: real(role) | facts)
+
+
+def test_a_driver_that_nobody_knows_is_equal_to_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch, "580.159.04")
+    assert proved.compare("trainer", ASKED, lock(tmp_path), False).proved, "the control: a known one is equal to itself"
+    with pytest.raises(PatchError, match="driver: proved unknown, now 580"):
+        proved.compare("trainer", ASKED, lock(tmp_path, driver="unknown"), False)
+    on_a_gpu(monkeypatch, driver.UNKNOWN)
+    with pytest.raises(PatchError, match="driver: proved unknown, now unknown"):
+        proved.compare("trainer", ASKED, lock(tmp_path), False)
+
+
+def test_the_driver_is_asked_for_in_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = tmp_path / "smi"
+    smi.write_text("#!/bin/sh\necho 580.159.03\necho 580.159.03\n")
+    smi.chmod(0o755)
+    module = tmp_path / "version"
+    module.write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Nov  4 2025\nGCC version: 12.3.0\n"
+    )
+    monkeypatch.setattr(driver, "NVML", "no-such-library.so")
+    monkeypatch.setattr(driver, "KERNEL_MODULE", module)
+    monkeypatch.setattr(driver, "SMI", (str(smi),))
+    assert driver.version() == "580.159.04"
+    module.unlink()
+    assert driver.version() == "580.159.03"
+    smi.unlink()
+    assert driver.version() == driver.UNKNOWN
+    monkeypatch.setattr(driver, "NVML", "libc.so.6")
+    assert driver.version() == driver.UNKNOWN, "a library that is no NVML"
+
+
 def test_where_the_lock_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SAMEBITS_LOCK", raising=False)
     (tmp_path / "a").mkdir()
@@ -85,6 +122,41 @@ def test_a_damaged_lock_and_one_without_this_side_are_refused(tmp_path: Path) ->
             proved.compare("trainer", ASKED, path, False)
     with pytest.raises(PatchError, match="proves nothing of the rollout side"):
         proved.compare("rollout", ASKED, lock(tmp_path), False)
+
+
+def test_what_the_proved_engine_set_for_itself_is_no_change_and_anything_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, name = lock(tmp_path), "VLLM_DISABLE_SHARED_EXPERTS_STREAM"
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(PatchError, match=f"{name}: proved without, now 1"):
+        proved.compare("trainer", ASKED, path, False)
+    held = json.loads(path.read_text())
+    path.write_text(json.dumps(held | {"engine_sets": {name: "1"}}))
+    assert proved.compare("trainer", ASKED, path, False).proved
+    monkeypatch.setenv(name, "0")
+    with pytest.raises(PatchError, match=f"{name}: proved without, now 0"):
+        proved.compare("trainer", ASKED, path, False)
+    monkeypatch.delenv(name)
+    monkeypatch.setenv("VLLM_USE_DEEP_GEMM", "1")
+    with pytest.raises(PatchError, match="VLLM_USE_DEEP_GEMM: proved without, now 1"):
+        proved.compare("trainer", ASKED, path, False)
+
+
+def test_keys_and_places_void_no_lock_and_are_in_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lock(tmp_path)
+    places = ("VLLM_CACHE_ROOT", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_ASSETS_CACHE", "VLLM_LOGGING_CONFIG_PATH")
+    for name in ("VLLM_API_KEY", "VLLM_HF_TOKEN", "VLLM_S3_SECRET_ACCESS_KEY", "NCCL_DEBUG", *places):
+        monkeypatch.setenv(name, "planted")
+    assert "planted" not in proved.fingerprint("rollout").values()
+    assert proved.compare("trainer", ASKED, path, False).proved
+
+
+@pytest.mark.parametrize(
+    "name", ["VLLM_KV_CACHE_LAYOUT", "VLLM_NCCL_SO_PATH", "VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD", "CUBLAS_WORKSPACE"]
+)
+def test_a_name_that_only_looks_like_a_place_or_a_key_counts(name: str) -> None:
+    assert proved.fingerprint("rollout", {name: "x"})[name] == "x"
 
 
 def test_what_only_an_engine_reads_is_no_matter_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
