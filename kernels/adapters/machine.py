@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,6 +37,14 @@ SILENT = (
     "VLLM_WORKER_MULTIPROC_METHOD",
 )
 """Those of them that change none."""
+PRIVATE = re.compile(r"(^|_)(API|ACCESS)?KEYS?(_|$)|SECRET|PASSW|CREDENTIAL|(^|_)AUTH(_|$)|(^|_)TOKEN(S|_FILE)?$")
+"""Names of what nobody may read in a report or a lock."""
+WHERE = re.compile(
+    r"(^|_)(HOST(NAME)?|IPS?|PORT|URL|ADDRESS|(?<!_SO_)PATH|DIR|ROOT|(?<!KV_)CACHE(_(ROOT|DIR|PATH))?$"
+    r"|LOG(GING)?|DEBUG|VERBOSE|STATS|TIMEOUT)(_|$)"
+)
+"""Names of where something lies or listens and of what is logged: other on each machine, no bit depends on it. The path
+of a shared library (VLLM_NCCL_SO_PATH) is none of them, nor is VLLM_KV_CACHE_LAYOUT."""
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -45,8 +54,21 @@ def number_variables(environment: Mapping[str, str], besides: tuple[str, ...] = 
     Args:
         besides: further ones that change none where this is asked.
     """
-    left = {*SILENT, *besides}
-    return {key: value for key, value in sorted(environment.items()) if key.startswith(NUMBERS) and key not in left}
+    return {
+        key: value
+        for key, value in sorted(environment.items())
+        if key.startswith(NUMBERS) and not silent(key) and key not in besides
+    }
+
+
+def silent(name: str) -> bool:
+    """Whether a variable is in no report and no lock: it changes no bit, or it is private."""
+    return name in SILENT or private(name) or WHERE.search(name) is not None
+
+
+def private(name: str) -> bool:
+    """Whether a variable or an argument of this name holds what nobody else may read."""
+    return PRIVATE.search(name.upper()) is not None
 
 
 def cpu_model() -> str:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+from samebits.kernels.adapters import machine
 from samebits.kernels.contract_version import CONTRACT_VERSION
 from samebits.tools.gate.regression import judge
 from samebits.tools.report import gate as page
@@ -102,11 +103,25 @@ def lock_of(
         | {row.name: row.outcome.reason for row in report.axes if row.outcome.status == "not_run"},
         settings={"rollout": _settings(experiment.rollout, ROLLOUT), "trainer": _settings(experiment.trainer, TRAINER)},
         proved={role: dict(values) for role, values in prints.items() if role in report.sides},
+        engine_sets=_engine_sets(report.sides.get("rollout", ()), prints["rollout"]),
         environment=report.environment,
         sides=report.sides,
     )
 
 
+def _engine_sets(said: tuple[str, ...], started_with: Mapping[str, str]) -> dict[str, str]:
+    """Variables among what the running engine said about itself that its process was not started with."""
+    pairs = dict(line.split("=", 1) for line in said if "=" in line)
+    found = machine.number_variables(pairs)
+    return {name: value for name, value in found.items() if started_with.get(name) != value}
+
+
 def _settings(section: Model, keys: tuple[str, ...]) -> dict[str, str]:
+    """What the bits depend on; of variables and of the engine's arguments, nothing private."""
     values = section.model_dump(mode="json")
+    if "env" in values:
+        values["env"] = machine.number_variables(values["env"])
+    for name in ("engine", "options"):
+        if name in values:
+            values[name] = {key: value for key, value in values[name].items() if not machine.private(key)}
     return {key: str(values[key]) for key in keys}

@@ -253,6 +253,9 @@ class Lock(Model):
     proved: dict[str, dict[str, str]]
     """By role: what the adapters compare at start-up (kernels/adapters/proved.py): contract version, digest of the
     kernels, machine, driver, packages, variables."""
+    engine_sets: dict[str, str] = {}
+    """Variables that the engine set in its own process beyond those it was started with. A training loop that has one
+    in its process has them too."""
     environment: Environment
     sides: dict[str, tuple[str, ...]]
     """What really ran, by role: versions, runner, attention, linears, CPU features, variables."""
