@@ -24,6 +24,12 @@ for name, value in {
     os.environ[name] = value
 
 
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Without pytest-timeout its setting in pyproject.toml would be unknown, and an unknown setting ends the run."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds a test may take: pytest-timeout, which holds it, is not installed")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, with its reason in the closing summary, what this machine cannot run."""
     lacking = {}
