@@ -149,7 +149,9 @@ def diff(
     as_json: Json = False,
     against: Annotated[
         str,
-        typer.Option(help="trainer, or the rollout side itself: batch, decode_prefill, chunked_prefill, prefix_hit."),
+        typer.Option(
+            help="trainer, or the rollout side itself: repeat, batch, decode_prefill, chunked_prefill, prefix_hit."
+        ),
     ] = "trainer",
     max_operators: Annotated[int, typer.Option(help="Prove up to this many one by one; the rest in a few steps.")] = 64,
 ) -> None:

@@ -23,14 +23,18 @@ from samebits.tools.schema.requests import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from mcp.server import MCPServer
 
-Config = Annotated[str, Field(description="samebits.toml or its folder")]
+    from samebits.tools.schema.requests import Request
+
+Config = Annotated[str, Field(description="samebits.toml, its folder, or a job to resume")]
 Overrides = Annotated[tuple[str, ...], Field(description='"section.key=value", on top of the file', max_length=50)]
 Rollout = Annotated[str, Field(description="stored rollout: id, or path to JSONL/parquet rows")]
 Ctx = Context[App, Any]
+MOST = 64
+"""Operators that diff_ops proves one by one unless told."""
 LOOKS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 WORKS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 
@@ -50,12 +54,30 @@ def mistakes() -> Iterator[None]:
         raise refused(error) from error
 
 
-async def inspect_setup(ctx: Ctx, config: Config = ".", overrides: Overrides = ()) -> Answer:
-    """Say what is installed and whether this experiment can run here. Call first."""
+async def work(ctx: Ctx, kind: str, named: str, others: Iterable[object], make: Callable[[App], Request]) -> Answer:
+    """Queue the request that a call makes, or, where `named` is a job's id, that job's own once more.
+
+    Args:
+        others: arguments besides `named`: whether each says something.
+    """
     app = app_of(ctx)
     with mistakes():
-        request = InspectRequest(experiment=app.experiment(config, overrides))
-    return await app.carry_out(ctx, request)
+        job = named if app.row(named) is not None else ""
+        if job and any(others):
+            raise UserError(f"job {job!r}", "is resumed as it was asked", "leave the other arguments out")
+        request = app.again(job, kind) if job else make(app)
+    return await app.carry_out(ctx, request, resumes=job)
+
+
+async def inspect_setup(ctx: Ctx, config: Config = ".", overrides: Overrides = ()) -> Answer:
+    """Say what is installed and whether this experiment can run here. Call first."""
+    return await work(
+        ctx,
+        "inspect",
+        config,
+        [overrides],
+        lambda app: InspectRequest(experiment=app.experiment(config, overrides)),
+    )
 
 
 async def measure_gap(
@@ -67,11 +89,15 @@ async def measure_gap(
 ) -> Answer:
     """Logprob gap between rollout and trainer on every sampled token: max, mean, std, k3; rules out data and meaning
     (weights, temperature, shift, ...); compares each side with itself. verdict equal means every bit."""
-    app = app_of(ctx)
-    with mistakes():
-        stored = app.artifact(rollout, "rollout") if rollout else None
-        request = MeasureRequest(experiment=app.experiment(config, overrides), rollout=stored, axes=axes)
-    return await app.carry_out(ctx, request)
+    return await work(
+        ctx,
+        "measure",
+        config,
+        [overrides, rollout, axes is not None],
+        lambda app: MeasureRequest(
+            experiment=app.experiment(config, overrides), rollout=app.stored(rollout), axes=axes
+        ),
+    )
 
 
 async def capture_activations(
@@ -82,11 +108,15 @@ async def capture_activations(
     rollout: Rollout = "",
 ) -> Answer:
     """Record activations of one side by token row ([capture] says what). diff_ops makes its own captures."""
-    app = app_of(ctx)
-    with mistakes():
-        stored = app.artifact(rollout, "rollout") if rollout else None
-        request = CaptureRequest(experiment=app.experiment(config, overrides), side=side, rollout=stored)
-    return await app.carry_out(ctx, request)
+    return await work(
+        ctx,
+        "capture",
+        config,
+        [overrides, rollout],
+        lambda app: CaptureRequest(
+            experiment=app.experiment(config, overrides), side=side, rollout=app.stored(rollout)
+        ),
+    )
 
 
 async def diff_ops(
@@ -95,20 +125,25 @@ async def diff_ops(
     overrides: Overrides = (),
     rollout: Rollout = "",
     against: Annotated[
-        Literal["trainer", "batch", "decode_prefill", "chunked_prefill", "prefix_hit"],
+        Literal["trainer", "repeat", "batch", "decode_prefill", "chunked_prefill", "prefix_hit"],
         Field(description="trainer, or the rollout side itself computed another way"),
     ] = "trainer",
-    max_operators: Annotated[int, Field(ge=1, le=1000)] = 64,
+    max_operators: Annotated[int, Field(ge=1, le=1000)] = MOST,
 ) -> Answer:
     """Work list: every operator that differs by itself, in order, each proven, with cause and effect on the logprobs.
     Run measure_gap first; put a side that varies against itself right before comparing sides."""
-    app = app_of(ctx)
-    with mistakes():
-        stored = app.artifact(rollout, "rollout") if rollout else None
-        request = DiffRequest(
-            experiment=app.experiment(config, overrides), rollout=stored, against=against, max_operators=max_operators
-        )
-    return await app.carry_out(ctx, request)
+    return await work(
+        ctx,
+        "diff",
+        config,
+        [overrides, rollout, against != "trainer", max_operators != MOST],
+        lambda app: DiffRequest(
+            experiment=app.experiment(config, overrides),
+            rollout=app.stored(rollout),
+            against=against,
+            max_operators=max_operators,
+        ),
+    )
 
 
 async def minimize_repro(
@@ -118,10 +153,13 @@ async def minimize_repro(
 ) -> Answer:
     """Cut one operator of the work list into a folder whose repro.py runs by itself (exits 0 equal, 1 differs, 2 cannot
     run)."""
-    app = app_of(ctx)
-    with mistakes():
-        request = MinimizeRequest(divergence=app.artifact(divergence, "divergence"), operator=operator)
-    return await app.carry_out(ctx, request)
+    return await work(
+        ctx,
+        "minimize",
+        divergence,
+        [operator],
+        lambda app: MinimizeRequest(divergence=app.artifact(divergence, "divergence"), operator=operator),
+    )
 
 
 async def build_kernel(
@@ -132,15 +170,16 @@ async def build_kernel(
 ) -> Answer:
     """Build a candidate kernel and put it through the gate for candidates, in a sandbox; the summary says which, or
     UNSANDBOXED."""
-    app = app_of(ctx)
-    with mistakes():
+
+    def make(app: App) -> BuildRequest:
         folder = candidate if candidate.isidentifier() else str(app.roots.path(candidate, "candidate"))
         own = app.own()
         limit = own.pool.memory_limit_mib
-        request = BuildRequest(
+        return BuildRequest(
             candidate=folder, device=device, timing=timing, sandbox=own.gate.sandbox, memory_limit_mib=limit
         )
-    return await app.carry_out(ctx, request)
+
+    return await work(ctx, "build", candidate, [device != "auto", not timing], make)
 
 
 async def run_regression(
@@ -152,12 +191,15 @@ async def run_regression(
     require: Annotated[tuple[str, ...], Field(description="must have run")] = (),
 ) -> Answer:
     """The gate: every axis exact, each with a negative control that must fail. verdict equal is the only pass."""
-    app = app_of(ctx)
-    with mistakes():
-        stored = app.artifact(rollout, "rollout") if rollout else None
-        experiment = app.experiment(config, overrides)
-        request = GateRequest(experiment=experiment, rollout=stored, axes=axes, require=require)
-    return await app.carry_out(ctx, request)
+    return await work(
+        ctx,
+        "gate",
+        config,
+        [overrides, rollout, axes, require],
+        lambda app: GateRequest(
+            experiment=app.experiment(config, overrides), rollout=app.stored(rollout), axes=axes, require=require
+        ),
+    )
 
 
 def register(server: MCPServer[App], *, read_only: bool) -> None:

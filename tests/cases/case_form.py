@@ -15,6 +15,7 @@ from samebits.tools.diff.causes.observation import Observation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from samebits.tools.capture.alone import Shown
     from samebits.tools.schema.artifacts.divergence import Cause
 
 EQUAL = "equal"
@@ -40,7 +41,7 @@ class Case:
     control: Callable[[], str]
 
 
-def word(cause: Cause | None) -> str:
+def word(cause: Cause | Shown | None) -> str:
     """The verdict of a probe or of the cause library."""
     return EQUAL if cause is None or cause.name == "vacuous" else cause.name
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from case_form import EQUAL, Case, named, random, word
-
-from samebits.tools.diff.causes.probe import company, drivers
+from case_probe import alone, drivers
 
 
 def segmented(x_MK: torch.Tensor, w_NK: torch.Tensor, segments: int) -> torch.Tensor:
@@ -31,7 +30,7 @@ def split_by_batch(pinned: bool) -> str:
         if pinned
         else (lambda rows: by_rows(rows, w))
     )
-    return word(company(run, x))
+    return word(alone(run, x))
 
 
 def driven_by_size() -> str:
@@ -106,7 +105,7 @@ def bucket(padded_both: bool) -> str:
         count = -(-len(rows) // 8) * 8 if padded_both else len(rows)
         return torch.cat([segmented(row[None], w, 1 if count >= 4 else 4) for row in rows])
 
-    return word(company(run, x))
+    return word(alone(run, x))
 
 
 def micro_batch(fixed: bool) -> str:
@@ -114,7 +113,7 @@ def micro_batch(fixed: bool) -> str:
     r = random(7)
     x, w = r(8, 1024), r(64, 1024)
     run = lambda rows: torch.cat([segmented(row[None], w, 2 if fixed or len(rows) > 4 else 6) for row in rows])  # noqa: E731
-    return word(company(run, x, alone=(0, 3, 7)))
+    return word(alone(run, x))
 
 
 def partial_dtype(low: bool) -> str:

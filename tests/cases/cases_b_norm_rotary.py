@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from case_form import EQUAL, Case, named, random, word
+from case_probe import alone
 
 from samebits.tools.diff.causes.fingerprint import fingerprint
 from samebits.tools.diff.causes.name import name_cause
 from samebits.tools.diff.causes.observation import Observation
-from samebits.tools.diff.causes.probe import company
 
 
 def lanes(x_TH: torch.Tensor, width: int) -> torch.Tensor:
@@ -43,7 +43,7 @@ def threshold(fixed: bool) -> str:
     """The block width changes at a row count."""
     r = random(12)
     x, w = r(40, 2048), r(2048)
-    return word(company(lambda rows: rms(rows, w, width=1024 if fixed or len(rows) < 32 else 256), x, alone=range(8)))
+    return word(alone(lambda rows: rms(rows, w, width=1024 if fixed or len(rows) < 32 else 256), x))
 
 
 def residual_rounding(fault: str) -> str:

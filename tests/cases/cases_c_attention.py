@@ -6,8 +6,7 @@ import math
 
 import torch
 from case_form import EQUAL, Case, named, random, word
-
-from samebits.tools.diff.causes.probe import company, poison, repeats, switched
+from case_probe import alone, switched
 
 
 def scores(q: torch.Tensor, k: torch.Tensor, *, window: int = 0, cap: float = 0.0) -> torch.Tensor:
@@ -88,7 +87,7 @@ def load_driven(pinned: bool) -> str:
             out.append(segments(scores(one["q"], one["k"]), one["v"].transpose(0, 1), edges))
         return torch.cat(out)
 
-    return word(company(run, given["q"], alone=(0, 3)))
+    return word(alone(run, given["q"]))
 
 
 def chunk_edge(aligned: bool) -> str:
@@ -193,21 +192,21 @@ def stale_rows(leak: bool) -> str:
     """Padding rows of a graph reach a shared statistic."""
     x = random(43)(8, 32)
     run = (lambda rows: rows / rows.abs().amax()) if leak else (lambda rows: rows / rows.abs().amax(-1, keepdim=True))
-    return word(poison(run, x, padding=(5, 6, 7)))
+    return word(alone(run, x, padding=(5, 6, 7)))
 
 
 def raced(fixed: bool) -> str:
     """The order of a sum changes from call to call."""
-    parts, count = random(44)(16, 64, 32), iter(range(1000))
+    parts, count = random(44)(16, 1, 32), iter(range(1000))
 
-    def run() -> torch.Tensor:
+    def run(rows: torch.Tensor) -> torch.Tensor:
         order = torch.arange(16) if fixed else torch.randperm(16, generator=torch.Generator().manual_seed(next(count)))
-        total = torch.zeros(64, 32)
+        total = torch.zeros_like(rows)
         for i in order.tolist():
-            total = total + parts[i]
+            total = total + rows * parts[i]
         return total
 
-    return word(repeats(run))
+    return word(alone(run, random(45)(64, 32)))
 
 
 def raced_in_company() -> str:
@@ -220,7 +219,7 @@ def raced_in_company() -> str:
             total = total + rows * parts[i]
         return total
 
-    return word(company(run, random(45)(6, 32)))
+    return word(alone(run, random(45)(6, 32)))
 
 
 CASES = [

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from case_form import EQUAL, Case, named, random, word
+from case_probe import alone
 
 from samebits.tools.diff.causes.moe import dense
-from samebits.tools.diff.causes.probe import company, repeats
 
 
 def summed(parts: list[torch.Tensor], hop: bool = False) -> torch.Tensor:
@@ -50,16 +50,16 @@ def hops(rounded: bool) -> str:
 
 def scattered(fixed: bool) -> str:
     """index_add over rows in an order that changes from call to call, as atomics do."""
-    rows, count = random(55)(64, 16), iter(range(100))
+    count = iter(range(100))
 
-    def run() -> torch.Tensor:
+    def run(rows: torch.Tensor) -> torch.Tensor:
         order = torch.arange(64) if fixed else torch.randperm(64, generator=torch.Generator().manual_seed(next(count)))
         out = torch.zeros(8, 16)
         for i in order.tolist():
             out[i % 8] += rows[i]
         return out
 
-    return word(repeats(run))
+    return word(alone(run, random(55)(64, 16)))
 
 
 def combine(descending: bool) -> str:
@@ -156,7 +156,7 @@ def gelu(tanh: bool) -> str:
 
 
 def fp8_scale(per_row: bool) -> str:
-    """One dynamic scale per tensor: a row's code follows the largest value of the batch."""
+    """One dynamic scale per tensor: a row's code follows what the padding holds."""
     x = random(65)(8, 64)
     x[5] *= 50
 
@@ -164,7 +164,7 @@ def fp8_scale(per_row: bool) -> str:
         scale = rows.abs().amax(-1, keepdim=True) / 448 if per_row else rows.abs().amax() / 448
         return (rows / scale).to(torch.float8_e4m3fn).float() * scale
 
-    return word(company(run, x, alone=(0, 1)))
+    return word(alone(run, x, padding=(5, 6, 7)))
 
 
 def head(fault: str) -> str:
@@ -360,8 +360,8 @@ CASES = [
         "fp8-scale",
         "low precision",
         "vllm PR #54683",
-        "a row's fp8 code depends on the others",
-        "order_batch",
+        "a row's fp8 code depends on the others, padding among them",
+        "state",
         lambda: fp8_scale(False),
         "one scale per row",
         EQUAL,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from case_form import EQUAL, Case, named, random, word
+from case_probe import alone, switched
 
 from samebits.tools.align.taps import Taps
 from samebits.tools.capture.recorder import Recorder
 from samebits.tools.capture.rows import PassRows
 from samebits.tools.diff.bits import compare, equal, next_ulp
-from samebits.tools.diff.causes.probe import repeats, switched
 from samebits.tools.measure.causes import Gap, find_causes
 from samebits.tools.measure.gap import stats
 from samebits.tools.schema.passes import Reading
@@ -102,7 +102,7 @@ def dropout(training: bool) -> str:
     torch.manual_seed(73)
     layer = torch.nn.Dropout(0.1).train(training)
     x = random(73)(16, 64)
-    return word(repeats(lambda: layer(x)))
+    return word(alone(layer, x))
 
 
 def layout(moved: bool) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from samebits.tools.capture.alone import LOOKED, Alone, Held, look
 from samebits.tools.capture.tensors import copy_strided, extent, leaves, mapped, same_bits
 from samebits.tools.schema.artifacts.capture import Replay
 from samebits.tools.schema.sites import Site
@@ -18,6 +19,7 @@ from samebits.tools.schema.sites import Site
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from samebits.tools.capture.alone import Shown
     from samebits.tools.capture.operators import Kind
     from samebits.tools.capture.recorder import Frame, Recorder
 
@@ -46,6 +48,8 @@ class Again:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    before: Held | None = None
+    """What a module held before the call; None: too large, or no module."""
 
 
 @dataclass(slots=True)
@@ -55,6 +59,10 @@ class Tally:
     calls: int = 0
     unequal: int = 0
     reason: str = ""
+    looked: int = 0
+    """Calls that were looked at closely; and"""
+    shown: Shown | None = None
+    """what the first of them that showed anything proves."""
 
 
 class Replays:
@@ -66,7 +74,14 @@ class Replays:
     def results(self) -> tuple[Replay, ...]:
         """One Replay per site."""
         return tuple(
-            Replay(site=site, equal=tally.calls > 0 and tally.unequal == 0, calls=tally.calls, reason=self._why(tally))
+            Replay(
+                site=site,
+                equal=tally.calls > 0 and tally.unequal == 0,
+                calls=tally.calls,
+                reason=self._why(tally),
+                shows=tally.shown.name if tally.shown else "",
+                why=tally.shown.why if tally.shown else "",
+            )
             for site, tally in self.tallies.items()
         )
 
@@ -101,9 +116,7 @@ class Replays:
                 else f"an argument has {large[0].nbytes >> 20} MiB"
             )
             return Again(reason=reason)
-        if frame.module.training and any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in frame.module.modules()):
-            return Again(reason="it draws random numbers (dropout in training mode)")
-        return Again(mapped(args, copy_strided), mapped(kwargs, copy_strided))
+        return Again(mapped(args, copy_strided), mapped(kwargs, copy_strided), before=Held.of(frame.module))
 
     def module(
         self, recorder: Recorder, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -114,10 +127,22 @@ class Replays:
         if again.reason:
             self._skip(site, again.reason)
             return
-        result = frame.module.forward(*again.args, **again.kwargs)
         live = [t for _, t in leaves((output, args, kwargs))]
-        new = [t for _, t in leaves((result, again.args, again.kwargs))]
-        self._add(site, _all_same(live, new))
+        new_args, new_kwargs = mapped((again.args, again.kwargs), copy_strided)
+        now = None if again.before is None else Held.of(frame.module)
+        result = frame.module.forward(*new_args, **new_kwargs)
+        equal = _all_same(live, [t for _, t in leaves((result, new_args, new_kwargs))])
+        self._add(site, equal)
+        if again.before is None or now is None:
+            return
+        now.put_back()
+        tally, running = self.tallies[site], recorder.sink.running
+        wanted = tally.looked < LOOKED if equal else tally.looked < 2 * LOOKED
+        if tally.shown is not None or not wanted or running is None:
+            return
+        tally.looked += 1
+        ran = tuple(op for path, call, op in running.operators if (path, call) == (frame.path, frame.call))
+        tally.shown = look(Alone(frame.module, (again.args, again.kwargs), live, again.before, running, ran))
 
     # --- operators
 

@@ -1,4 +1,4 @@
-"""What must hold before operators are compared: DESIGN 3, steps 1 and 2, on the sides of a diff."""
+"""What must hold before operators are compared: steps 1 and 2 of docs/how-a-difference-is-found.md."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.tools.diff.asking import Answer, Asker
+    from samebits.tools.measure.sides import Role
     from samebits.tools.schema.artifacts.weights import SideWeights
     from samebits.tools.schema.sites import CapturePlan, Edit
     from samebits.tools.sides.protocol import RolloutData, Scores
@@ -36,6 +37,10 @@ class Before:
     """What to do about it."""
     own: bool = True
     """The rollout side gives the logprobs that the rollout holds."""
+    weak: tuple[str, ...] = ()
+    """Of `said`: causes of meaning that are present and explain little. With one in place no bits can become equal."""
+    unsteady: Role | None = None
+    """The side that gave other logprobs when it was asked again in the same way: nothing can be compared with it."""
 
 
 def look(
@@ -59,7 +64,7 @@ def look(
     )
     said = (*rollout.said, evidence.text)
     if not evidence.sound:
-        return Before(said, stop=True, next=REPEAT)
+        return Before(said, stop=True, next=REPEAT, unsteady="trainer" if evidence.unsteady else None)
     same = compare_weights(*weights)
     said = (*said, f"weights {same.text}")
     if same.equal is False:
@@ -69,8 +74,8 @@ def look(
     causes = find_causes(Gap(data, trainer.logprob_N, asker.readings, processed))
     if causes and explains(causes[0]):
         return Before((*said, said_of(causes[0])), stop=True, next=remedy(causes[0].cause), own=rollout.own)
-    meant = tuple(said_of(cause) for cause in causes) or ("no cause of data or meaning fits",)
-    return Before((*said, *meant), own=rollout.own)
+    weak = tuple(said_of(cause) for cause in causes)
+    return Before((*said, *(weak or ("no cause of data or meaning fits",))), own=rollout.own, weak=weak)
 
 
 def captured_rollout(asker: Asker, data: RolloutData, captured: Answer) -> Before:
@@ -102,10 +107,10 @@ def captured_rollout(asker: Asker, data: RolloutData, captured: Answer) -> Befor
             f"capture itself changes {moved} of {held.tokens} logprobs of the rollout side, so no capture of it can be "
             f"trusted"
         )
-    return Before((text,), stop=True, next=REPEAT, own=False)
+    return Before((text,), stop=True, next=REPEAT, own=False, unsteady="rollout" if changes else None)
 
 
-def _asked(asker: Asker, plan: CapturePlan, edits: tuple[Edit, ...]) -> tuple[Scores, Path]:
+def _asked(asker: Asker, plan: CapturePlan | None, edits: tuple[Edit, ...]) -> tuple[Scores, Path]:
     return _as_scores(asker.score("trainer", "ulp", plan, edits))
 
 

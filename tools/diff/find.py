@@ -40,12 +40,11 @@ class Suspect:
 
     @property
     def kind(self) -> str:
-        """Kind of operator, told from what ran."""
-        return (
-            "logprob"
-            if self.pair.trainer.module == "logprob" and self.pair.trainer.port.startswith("out")
-            else kind_of(self.operators)
-        )
+        """Kind of operator, told from what ran. What a router's own weight gives is its logits: a linear."""
+        if self.pair.trainer.module == "logprob" and self.pair.trainer.port.startswith("out"):
+            return "logprob"
+        kind = kind_of(self.operators)
+        return "linear" if kind == "router" and self.leaf and self.pair.by == "weights" else kind
 
 
 @dataclass(slots=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from samebits.tools.diff import report
+from samebits.tools.diff import report, within
 from samebits.tools.diff.asking import Asker
-from samebits.tools.diff.kinds import kind_of
-from samebits.tools.diff.rows import by_bits, by_digest
+from samebits.tools.diff.rows import by_digest
 from samebits.tools.diff.triggers import TRIGGERS, for_kind
 from samebits.tools.job.job import device_of
 from samebits.tools.job.rollouts import obtain
@@ -20,9 +19,6 @@ from samebits.tools.schema.artifacts.divergence import (
     DivergenceManifest,
     Identical,
     Incomparable,
-    Pair,
-    Proof,
-    WorkItem,
 )
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.passes import How
@@ -35,16 +31,15 @@ from samebits.tools.store.fingerprint import environment
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
-
-    from samebits.tools.align.taps import Taps
     from samebits.tools.diff.asking import Answer
     from samebits.tools.job.job import Job
+    from samebits.tools.schema.artifacts.divergence import Pair, WorkItem
     from samebits.tools.schema.artifacts.gap import GapStats
     from samebits.tools.schema.requests import DiffRequest
     from samebits.tools.sides.protocol import RolloutData
 
 WAYS: dict[str, tuple[How, str]] = {
+    "repeat": (How(), "the same call again"),
     "batch": (How(concurrency=1), "each sequence alone"),
     "decode_prefill": (How(path="prefill"), "each token sampled after a prefill of all before it"),
     "chunked_prefill": (How(chunk=64), "prefills cut into chunks of 64 tokens"),
@@ -68,10 +63,6 @@ def diff_itself(request: DiffRequest, job: Job) -> Result:
             break
         look = following
     return _finish(search, look, first_look.gap, words)
-
-
-LOOKED_AT = 4
-"""Sequences whose activations are compared."""
 
 
 @dataclass(slots=True)
@@ -112,16 +103,17 @@ class Search:
             gap = stats(plain.logprob_N, other.logprob_N, data.valid_N & other.scored_N)
             if gap.exact:
                 return Look(switches, gap, gone=True, first=None, item=None)
-            plan = CapturePlan(sequences=self._differing(data, plain.logprob_N != other.logprob_N))
+            plan = CapturePlan(sequences=within.chosen(data, differs(plain.logprob_N, other.logprob_N)))
             seen = asker.score("rollout", "plain-digest", plan)
             seen_other = asker.score("rollout", f"{self.request.against}-digest", plan, how=self.how)
-            _undisturbed(data, (plain, seen), (other, seen_other))
+            if self.how != How():  # asked twice in the same way, the side itself moves its logprobs
+                _undisturbed(data, (plain, seen), (other, seen_other))
             one, two = seen.taps, seen_other.taps
             if site is not None and any(counted.differing for counted in by_digest([site], one, two)):
                 return Look(switches, gap, gone=False, first=None, item=None)
-            first = _first(_shared(one, two), one, two)
+            first = within.first(one, two)
             index = len(self.work) + (site is not None)
-            item = None if first is None else _item(asker, first, self.how, gap, index, plan)
+            item = None if first is None else within.item(asker, "rollout", first, self.how, gap, index, plan)
         return Look(switches, gap, gone=True, first=first, item=item)
 
     def _foresee(self, switches: dict[str, str]) -> None:
@@ -133,21 +125,19 @@ class Search:
                 self.job.prepare("rollout", experiment, env=switches | {trigger.variable: trigger.off})
                 return
 
-    def _differing(self, data: RolloutData, differing_N: torch.Tensor) -> tuple[int, ...]:
-        """A few sequences that differ, the longest among them: what their rows show is what is looked for."""
-        parts = differing_N.split([len(sequence.sampled) for sequence in data.sequences])
-        found = [i for i, part in enumerate(parts) if bool(part.any())]
-        return tuple(sorted(sorted(found, key=lambda i: -len(data.sequences[i].tokens))[:LOOKED_AT]))
-
     def name(self, look: Look) -> Look | None:
-        """Put the item on the list with its cause.
+        """Put the item on the list with its cause: what it showed when it was run alone, or the trigger that its
+        difference follows. A race or kept state is said before company is blamed.
 
         Returns:
             What is seen with a trigger off that took the item's difference away; None: there is no such trigger.
         """
         assert look.item is not None
         assert look.first is not None
-        tried = []
+        shown, tried = look.item.cause, []
+        if shown.name in ("race", "state"):
+            self.work.append(look.item)
+            return None
         for trigger in for_kind(look.item.kind, device_of(self.request.experiment)):
             if (self.request.experiment.rollout.env | look.switches).get(trigger.variable) == trigger.off:
                 continue
@@ -159,18 +149,23 @@ class Search:
                     name="order_batch",
                     why=f"with {setting} every row of {look.first.trainer} is equal both ways: {trigger.meaning}",
                     switch={trigger.variable: trigger.off},
-                    fingerprint=f"{look.item.bits.rows_differing} of {look.item.bits.rows} rows",
+                    fingerprint=within.rows_of(look.item.bits),
                 )
                 self.work.append(look.item.model_copy(update={"cause": cause}))
                 return after
             tried.append(f"{setting} does not take it away")
-        why = "; ".join(tried) or f"no known trigger acts on {look.item.kind} here"
+        if shown.name != "unknown":
+            self.work.append(look.item)
+            return None
+        why = "; ".join(
+            [*tried, shown.why] if tried else [f"no known trigger acts on {look.item.kind} here", shown.why]
+        )
         self.work.append(look.item.model_copy(update={"cause": Cause(name="unknown", why=why)}))
         return None
 
 
 def _undisturbed(data: RolloutData, *runs: tuple[Answer, Answer]) -> None:
-    """DESIGN 3, step 1: each captured run gives the logprobs of the same run without capture.
+    """Could the check fail: each captured run gives the logprobs of the same run without capture.
 
     Raises:
         UserError: it does not; then no capture of this side can be trusted.
@@ -184,50 +179,6 @@ def _undisturbed(data: RolloutData, *runs: tuple[Answer, Answer]) -> None:
                 f"the captured run changes {moved} of {int(both_N.sum())} logprobs, so no capture of it can be trusted",
                 "run `samebits measure --axes repeat`: is the side equal to itself when asked twice?",
             )
-
-
-def _shared(one: Taps, two: Taps) -> list[Pair]:
-    """Every rowed site of both captures with itself, in execution order."""
-    return [
-        Pair(rollout=tap.site, trainer=tap.site, columns=None, wider="neither", by="place")
-        for tap in one.rowed
-        if str(tap.site) in two.numbers
-    ]
-
-
-def _first(shared: list[Pair], one: Taps, two: Taps) -> Pair | None:
-    """First module call in execution order with every tapped input equal on all common rows and an output that is
-    not."""
-    differing = {str(counted.pair.trainer): counted.differing for counted in by_digest(shared, one, two)}
-    for pair in shared:
-        site = pair.trainer
-        if site.port.startswith("out") and differing.get(str(site)):
-            inputs = [name for name in differing if name.startswith(f"{str(site).rpartition(':')[0]}:in")]
-            if inputs and not any(differing[name] for name in inputs):
-                return pair
-    return None
-
-
-def _item(asker: Asker, first: Pair, how: How, gap: GapStats, index: int, plan: CapturePlan) -> WorkItem:
-    """Store the operators of the module at fault both ways, to see its bits and its kind."""
-    module = first.trainer.module
-    plan = plan.model_copy(update={"level": "operator", "modules": (module,), "store": "tensors"})
-    one = asker.score("rollout", "plain-stored", plan).taps
-    two = asker.score("rollout", "other-stored", plan, how=how).taps
-    bits = by_bits(first, one, two)
-    assert bits is not None, "a stored site can be compared"
-    return WorkItem(
-        index=index,
-        kind=kind_of(tap.site.op for tap in one.manifest.taps if tap.site.module == module and tap.site.op),
-        rollout=(first.rollout,),
-        trainer=(first.trainer,),
-        between=module,
-        inputs=(),
-        bits=bits,
-        proof=Proof(rollout_replay=None, trainer_replay=None, equal_until="not asked: one side only", returns=True),
-        cause=Cause(name="unknown", why="no trigger was switched"),
-        effect=gap,
-    )
 
 
 def _finish(search: Search, look: Look, gap: GapStats, words: str) -> Result:

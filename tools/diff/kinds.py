@@ -12,6 +12,7 @@ Kind = str
 SIGNS: tuple[tuple[Kind, tuple[tuple[str, ...], ...]], ...] = (
     # A kind holds when for one of its rows every fragment is found in some operator's name. First match wins.
     ("logprob", (("log_softmax",), ("logsumexp",), ("exp", "log", "amax", "sum", "gather"))),
+    ("router", (("topk", "softmax"), ("topk", "sigmoid"))),
     (
         "attention",
         (

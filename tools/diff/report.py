@@ -65,7 +65,7 @@ def between(suspect: Suspect) -> str:
 def proof(
     found: Found, suspect: Suspect, before: Link, after: Link, rollout_replay: bool | None, together: int
 ) -> Proof:
-    """DESIGN 3, step 5."""
+    """Step 5 of docs/how-a-difference-is-found.md."""
     notes = []
     if together > 1:
         notes.append(f"put right together with {together - 1} others: the effect is of all of them")

@@ -1,4 +1,7 @@
-"""`samebits diff`: names, proves and orders every operator that differs by itself (DESIGN 3, steps 4 to 6)."""
+"""`samebits diff`: names, proves and orders every operator that differs by itself.
+
+Steps 4 to 6 of docs/how-a-difference-is-found.md.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from samebits.tools.align.taps import producer
 from samebits.tools.align.weights import anchors
-from samebits.tools.diff import before, explain, report, selection
+from samebits.tools.diff import before, explain, report, selection, within
 from samebits.tools.diff.asking import Asker
 from samebits.tools.diff.chain import walk
 from samebits.tools.diff.find import Found, find
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from samebits.tools.diff.before import Before
     from samebits.tools.diff.explain import Explained
     from samebits.tools.job.job import Job
+    from samebits.tools.measure.sides import Role
     from samebits.tools.schema.artifacts.gap import GapStats
     from samebits.tools.schema.requests import DiffRequest
     from samebits.tools.sides.protocol import RolloutData
@@ -85,6 +89,8 @@ def _diff(request: DiffRequest, job: Job, asker: Asker) -> Result:
     seen = before.look(asker, data, (first_r, first_t), weights)
     found_anchors = anchors(*weights)
     layers = _layers(found_anchors, first_r.taps, first_t.taps)
+    if seen.unsteady is not None:
+        return _not_itself(job, asker, data, seen.unsteady, seen, layers)
     if not (seen.stop or gap.exact):
         return _localise(request, job, asker, data, found_anchors, layers, (first_r, first_t), seen)
     outcome, summary = _unlocalised(seen, gap, len(layers))
@@ -100,6 +106,37 @@ def _diff(request: DiffRequest, job: Job, asker: Asker) -> Result:
         layers=layers,
     )
     return _finish(job, asker, manifest, summary, next_step=seen.next)
+
+
+def _not_itself(
+    job: Job, asker: Asker, data: RolloutData, role: Role, seen: Before, layers: tuple[tuple[str, int, int], ...]
+) -> Result:
+    """A side gives other logprobs each time: which of its operators, and why. The other side is not asked."""
+    job.emit("itself", f"looking for the operator of the {role} side that is not equal to itself")
+    item, gap = within.not_itself(asker, role, data)
+    said = f"{_capital(seen.said[-1])}. "
+    if item is None:
+        reason = (
+            "no module had equal inputs and another output in two captures: the difference is in what is not tapped"
+        )
+        outcome: Diverged | Incomparable = Incomparable(reason=f"{seen.said[-1]}; {reason}")
+        said += f"{_capital(reason)}."
+    else:
+        outcome = Diverged(first=item)
+        said += f"First at fault: {item.kind} {item.between}, {item.cause.name}: {item.cause.why}."
+    manifest = DivergenceManifest(
+        outcome=outcome,
+        work=(item,) if item else (),
+        gap=gap,
+        unexplained=gap,
+        compared=len(layers),
+        not_compared=(),
+        passes=asker.passes,
+        before=seen.said,
+        layers=layers,
+    )
+    following = f"replace {item.between} on the {role} side, then samebits diff again" if item else seen.next
+    return _finish(job, asker, manifest, f"{said} The sides were not compared.", next_step=following)
 
 
 def _unlocalised(seen: Before, gap: GapStats, compared: int) -> tuple[Identical | Incomparable, str]:
@@ -173,6 +210,7 @@ def _localise(
     explained = explain.causes(
         found, stored.taps, request.experiment.trainer_model, data, device_of(request.experiment)
     )
+    explained = within.with_shown(explained, found, stored.taps, operators_r)
     work = report.items(found, links, [one.cause for one in explained], valid_N, stored.taps, operators_r)
     _write_alignment(job, found, stored.taps)
     if not work:
@@ -193,8 +231,7 @@ def _localise(
         layers=layers,
     )
     first = "" if seen.own else f"{_capital(seen.said[0])}. "
-    # A weak cause of meaning explains little, yet with it in place no bits can become equal.
-    weak = "".join(f" {text}" for text in seen.said if text.startswith("Present, explains little"))
+    weak = "".join(f" {text}" for text in seen.weak)
     sentence = first + _sentence(manifest, len(chosen), len(data.sequences)) + weak
     return _finish(job, asker, manifest, sentence, explained)
 
@@ -257,7 +294,7 @@ def _finish(
     table = report.rows(list(manifest.work), cut)
     if cut:
         next_step = f"samebits minimize {folder} --operator {cut[0]}"
-    elif manifest.work:
+    elif manifest.work and not next_step:
         next_step = "none of these operators can be cut out yet: their causes say what is missing"
     verdict = {"identical": "equal", "diverged": "differs", "incomparable": "unjudged"}[manifest.outcome.status]
     ids = {"divergence": folder.name, "rollout": str(Path(asker.rollout))}

@@ -1,5 +1,6 @@
-"""DESIGN 3, step 1: could this check fail? A one-ulp change to one tap must be reported, and capture must move no
-bit.
+"""Step 1 of docs/how-a-difference-is-found.md: could this check fail?
+
+A one-ulp change to one tap must be reported, and capture must move no bit.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    import torch
+
     from samebits.tools.measure.sides import Role, Sides
     from samebits.tools.schema.artifacts.capture import Tap
     from samebits.tools.schema.sites import Edit
     from samebits.tools.sides.protocol import RolloutData, Scores
 
-    Ask = Callable[[CapturePlan, tuple[Edit, ...]], tuple[Scores, Path]]
-    """Scores the rollout on one side with a capture and edits; the folder holds `capture`."""
+    Ask = Callable[[CapturePlan | None, tuple[Edit, ...]], tuple[Scores, Path]]
+    """Scores the rollout on one side with a capture and edits; with a plan the folder holds `capture`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,6 +34,8 @@ class Evidence:
 
     sound: bool
     text: str
+    unsteady: tuple[Role, ...] = ()
+    """Sides that gave other logprobs when they were asked again in the same way."""
 
 
 def check(
@@ -52,11 +57,7 @@ def check(
     both_N = data.valid_N & plain.scored_N & seen.scored_N
     moved = int((gap.differs(plain.logprob_N, seen.logprob_N) & both_N).sum())
     if moved:
-        return Evidence(
-            False,
-            f"{role}: capture itself changes {moved} of {int(both_N.sum())} logprobs, so no capture of this side "
-            f"can be trusted",
-        )
+        return _moved(role, moved, plain, ask(None, ())[0], both_N)
     before = artifact.read(folder / "capture", CaptureManifest)
     tap = first_output(before.taps)
     if tap is None:
@@ -86,10 +87,23 @@ def check(
     return Evidence(True, text)
 
 
+def _moved(role: Role, moved: int, plain: Scores, again: Scores, both_N: torch.Tensor) -> Evidence:
+    """A captured run gave other logprobs: is it the capture, or does the side do so by itself?"""
+    changes = int((gap.differs(plain.logprob_N, again.logprob_N) & both_N).sum())
+    if changes:
+        text = f"{role}: not equal to itself, the same call twice changes {changes} of {int(both_N.sum())} logprobs"
+        return Evidence(False, text, (role,))
+    return Evidence(
+        False,
+        f"{role}: capture itself changes {moved} of {int(both_N.sum())} logprobs, so no capture of this side can be "
+        f"trusted",
+    )
+
+
 def on(sides: Sides, role: Role, rollout: Path) -> Ask:
     """Asks a side of a measurement."""
 
-    def ask(plan: CapturePlan, edits: tuple[Edit, ...]) -> tuple[Scores, Path]:
+    def ask(plan: CapturePlan | None, edits: tuple[Edit, ...]) -> tuple[Scores, Path]:
         return sides.score(role, rollout, capture=plan, edits=edits)
 
     return ask
@@ -109,7 +123,8 @@ def check_rollout(sides: Sides, rollout: Path, data: RolloutData, plain: Scores)
 def both(trainer: Evidence, rollout: Evidence) -> Evidence:
     """Evidence of both sides; sound when each is."""
     failing = [evidence.text for evidence in (trainer, rollout) if not evidence.sound]
-    return Evidence(not failing, "; ".join(failing or [trainer.text, rollout.text]))
+    unsteady = rollout.unsteady + trainer.unsteady
+    return Evidence(not failing, "; ".join(failing or [trainer.text, rollout.text]), unsteady)
 
 
 def first_output(taps: tuple[Tap, ...]) -> Tap | None:

@@ -1,4 +1,4 @@
-"""How far two sets of logprobs are apart: DESIGN 1, word for word.
+"""How far two sets of logprobs are apart.
 
 Legend: N sampled tokens in all, M valid ones.
 """

@@ -1,4 +1,7 @@
-"""`samebits measure`: rollout, recompute, GapReport. DESIGN 3, steps 1 to 3, in this order."""
+"""`samebits measure`: rollout, recompute, GapReport.
+
+Steps 1 to 3 of docs/how-a-difference-is-found.md, in this order.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ Legend: B rows, L length, K input and N output features, H hidden.
 
 from __future__ import annotations
 
+import os
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,31 @@ def merge_qkv(attention: Any) -> None:
     attention.q_proj, attention.k_proj, attention.v_proj = Part(first), Part(lambda _: kept[1]), Part(lambda _: kept[2])
 
 
+def linear_in_any_order(self: Any, x_BLK: torch.Tensor) -> torch.Tensor:
+    """K cut in four, the parts added in an order that differs from call to call: atomics."""
+    parts = [functional.linear(x, w) for x, w in zip(x_BLK.chunk(4, -1), self.weight.chunk(4, -1), strict=True)]
+    total_BLN = torch.zeros_like(parts[0])
+    for part in sorted(parts, key=lambda _: os.urandom(4)):
+        total_BLN = total_BLN + part
+    return total_BLN
+
+
+def linear_that_counts(self: Any, x_BLK: torch.Tensor) -> torch.Tensor:
+    """The result depends on how often it was called before."""
+    self.count += 1
+    return functional.linear(x_BLK, self.weight) * (1 + self.count / 64)
+
+
+def linear_of_unwritten_memory(self: Any, x_BLK: torch.Tensor) -> torch.Tensor:
+    """Adds the last element of memory that was never written; zero on most days."""
+    scratch = torch.empty(1 << 20, dtype=x_BLK.dtype, device=x_BLK.device)
+    y_BLN = functional.linear(x_BLK.contiguous(), self.weight)
+    return y_BLN + y_BLN * torch.nan_to_num(scratch[-1], nan=1.0).clamp(0, 1) + y_BLN / 128
+
+
+LINEARS = {"race": linear_in_any_order, "state": linear_that_counts, "unwritten": linear_of_unwritten_memory}
+
+
 def plant(model: Any, fault: str) -> None:
     """Apply one "kind:layer"."""
     kind, _, number = fault.partition(":")
@@ -94,6 +120,10 @@ def plant(model: Any, fault: str) -> None:
     elif kind == "linear":
         module = layer.mlp.down_proj
         module.forward = types.MethodType(linear_in_two_parts, module)
+    elif kind in LINEARS:
+        module = layer.mlp.down_proj
+        module.count = 0
+        module.forward = types.MethodType(LINEARS[kind], module)
     elif kind == "merged":
         merge_qkv(layer.self_attn)
     elif kind == "experts":

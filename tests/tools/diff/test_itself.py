@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
+import torch
 
+from samebits.tools.diff import triggers
 from samebits.tools.diff.itself import diff_itself
 from samebits.tools.job.job import Job
 from samebits.tools.schema.artifacts.divergence import DivergenceManifest
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
 PLAIN = {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 
 
-def looked(folder: Path, env: dict[str, str]) -> DivergenceManifest:
-    model = write_tiny(folder / "model", "qwen3", "float32")
-    rollout = {"model": str(model), "dtype": "float32", "eager": True, "max_model_len": 512, "env": env}
+def looked(folder: Path, env: dict[str, str], dtype: Literal["float32", "bfloat16"] = "float32") -> DivergenceManifest:
+    model = write_tiny(folder / "model", "qwen3", dtype)
+    rollout = {"model": str(model), "dtype": dtype, "eager": True, "max_model_len": 512, "env": env}
     workload = {"prompts": 6, "prompt_tokens": (150, 200), "new_tokens": 8}
     experiment = {"device": "cpu", "rollout": rollout, "workload": workload}
     job = folder / "job"
@@ -47,3 +49,19 @@ def test_with_the_split_off_nothing_is_named(tmp_path: Path) -> None:
     assert found.outcome.status == "identical"
     assert found.gap.exact
     assert not found.work
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not torch.cpu._is_amx_tile_supported(), reason="no AMX here: its products follow the number of rows"
+)
+def test_a_linear_that_follows_the_number_of_rows_is_named_when_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no switch known, the module run alone on its own inputs is the proof."""
+    monkeypatch.setattr(triggers, "TRIGGERS", ())
+    env = {name: value for name, value in PLAIN.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    found = looked(tmp_path, env | {"VLLM_CPU_ATTN_SPLIT_KV": "0", "OMP_NUM_THREADS": "1"}, dtype="bfloat16")
+    assert [(item.kind, item.cause.name) for item in found.work] == [("linear", "order_batch")]
+    assert "by themselves than among" in found.work[0].cause.why
+    assert not found.work[0].cause.switch

@@ -46,6 +46,10 @@ class Replay(Model):
     equal: bool
     calls: int
     reason: str = ""
+    shows: Literal["", "race", "state", "order_batch"] = ""
+    """What a module proved when it was run alone (tools/capture/alone.py), and"""
+    why: str = ""
+    """the proof."""
 
 
 class CaptureManifest(Manifest):

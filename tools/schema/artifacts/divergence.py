@@ -45,7 +45,7 @@ class Bits(Model):
 
 
 class Proof(Model):
-    """DESIGN 3, step 5, of one operator."""
+    """Step 5 of docs/how-a-difference-is-found.md, of one operator."""
 
     rollout_replay: bool | None
     """(a) The rollout side's operator, run alone on the recorded inputs, gives the recorded output; None: not
@@ -59,7 +59,7 @@ class Proof(Model):
 
 
 class Cause(Model):
-    """DESIGN 3, step 6."""
+    """Step 6 of docs/how-a-difference-is-found.md."""
 
     name: Literal[
         "order_batch",
@@ -137,6 +137,7 @@ class DivergenceManifest(Manifest):
     passes: dict[str, int]
     """Passes run per side."""
     before: tuple[str, ...] = ()
-    """DESIGN 3, steps 1 and 2: what was found before operators were compared, in the order in which it was asked."""
+    """Steps 1 and 2 of docs/how-a-difference-is-found.md: what was found before operators were compared, in the order in
+    which it was asked."""
     layers: tuple[tuple[str, int, int], ...] = ()
     """Pass 1: (paired module, rows compared, rows differing), in execution order."""

@@ -1,0 +1,82 @@
+"""A side that is not equal to itself: the operator is named with its proof before the sides are compared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from samebits.tools.diff.verb import run_diff
+from samebits.tools.job.job import Job
+from samebits.tools.schema.artifacts.divergence import Diverged, DivergenceManifest
+from samebits.tools.schema.requests import DiffRequest
+from samebits.tools.store import artifact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from samebits.tools.schema.results import Result
+
+pytestmark = pytest.mark.usefixtures("sides_here", "planted")
+
+PLANTED = "python:planted_sides:factory"
+
+
+def diffed(
+    model: Path, folder: Path, rollout: str = "", trainer: str = "", against: str = "trainer"
+) -> tuple[Result, DivergenceManifest]:
+    """Faults planted in the rollout side and in the trainer."""
+    sides = {
+        "rollout": {"side": PLANTED, "model": str(model), "engine": {"faults": rollout}},
+        "trainer": {"side": PLANTED, "logprob": "log_softmax", "options": {"faults": trainer}},
+    }
+    workload = {"prompts": 4, "prompt_tokens": (8, 20), "new_tokens": 6}
+    request = {"experiment": {"device": "cpu", "workload": workload, **sides}, "against": against}
+    result = run_diff(DiffRequest.model_validate(request), Job(folder))
+    return result, artifact.read(folder / result.ids["divergence"], DivergenceManifest)
+
+
+@pytest.mark.parametrize(("fault", "word"), [("race:1", "race"), ("state:1", "state")])
+@pytest.mark.parametrize("role", ["rollout", "trainer"])
+def test_the_operator_of_a_side_that_is_not_equal_to_itself_is_named(
+    models: Callable[..., Path], tmp_path: Path, fault: str, word: str, role: str
+) -> None:
+    result, found = diffed(models(dtype="bfloat16"), tmp_path, **{role: fault})
+    assert isinstance(found.outcome, Diverged)
+    assert [(item.kind, item.between) for item in found.work] == [("linear", "model.layers.1.mlp.down_proj")]
+    assert found.work[0].cause.name == word, found.work[0].cause.why
+    assert "put back" in found.work[0].cause.why
+    assert "not equal to itself" in found.before[-1]
+    assert "capture" not in found.before[-1], "the side moves its logprobs, not the capture"
+    assert result.verdict == "differs"
+    assert f"down_proj, {word}:" in result.summary
+    assert "The sides were not compared" in result.summary
+
+
+@pytest.mark.parametrize(("fault", "word"), [("race:0", "race"), ("state:0", "state")])
+def test_asked_again_the_rollout_side_shows_the_operator(
+    models: Callable[..., Path], tmp_path: Path, fault: str, word: str
+) -> None:
+    result, found = diffed(models(dtype="bfloat16"), tmp_path, rollout=fault, against="repeat")
+    assert [(item.between, item.cause.name) for item in found.work] == [("model.layers.0.mlp.down_proj", word)]
+    assert result.verdict == "differs"
+
+
+def test_a_side_that_repeats_is_identical_to_itself(models: Callable[..., Path], tmp_path: Path) -> None:
+    result, found = diffed(models(dtype="bfloat16"), tmp_path, rollout="linear:0", against="repeat")
+    assert (result.verdict, found.outcome.status, found.work) == ("equal", "identical", ())
+
+
+def test_a_steady_operator_is_neither_race_nor_state(models: Callable[..., Path], tmp_path: Path) -> None:
+    _, found = diffed(models(dtype="bfloat16"), tmp_path, rollout="linear:1")
+    assert [item.between for item in found.work] == ["model.layers.1.mlp.down_proj"]
+    assert found.work[0].cause.name not in ("race", "state")
+
+
+def test_memory_that_nobody_wrote_is_state_across_the_sides(models: Callable[..., Path], tmp_path: Path) -> None:
+    """Equal to itself call after call, and still not a function of its inputs."""
+    _, found = diffed(models(dtype="bfloat16"), tmp_path, rollout="unwritten:1")
+    assert [item.between for item in found.work] == ["model.layers.1.mlp.down_proj"]
+    assert found.work[0].cause.name == "state", found.work[0].cause.why
+    assert "the rollout's operator: it reads memory that nobody wrote" in found.work[0].cause.why
