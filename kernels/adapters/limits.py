@@ -39,6 +39,25 @@ LIMITS: Mapping[tuple[str, Device], Limit] = {
     ("vllm", "cpu"): Limit(("bfloat16", "float32"), experts=True),
     ("vllm", "cuda"): Limit(("bfloat16",), experts=False),
     ("samebits", "cpu"): Limit(("bfloat16", "float16", "float32"), experts=False),
+    # float32 products on CUDA exist, untuned; no engine was run with them.
     ("samebits", "cuda"): Limit(("bfloat16", "float16"), experts=False),
 }
 """(table, device) -> what it takes."""
+
+
+def check(table: str, device: str, dtype: object, *, experts: bool) -> None:
+    """Refuse what a table does not take on a device.
+
+    Args:
+        device: "cpu" or "cuda".
+        dtype: a torch.dtype, or its name.
+        experts: the model is a mixture of experts.
+
+    Raises:
+        PatchError: another device or dtype, or experts where there are none.
+    """
+    limit = next((limit for known, limit in LIMITS.items() if known == (table, device)), None)
+    if limit is None:
+        devices = " or ".join(where for name, where in LIMITS if name == table)
+        raise PatchError(f"device {device}", f'is not one of the table "{table}"', f"use {devices}")
+    limit.check(str(dtype).removeprefix("torch."), experts=experts)

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from samebits.kernels.adapters import limits
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.operators import Facts, Operator, RoleName, Table, accept
 from samebits.kernels.adapters.pack import Pack
 from samebits.kernels.adapters.rotary_table import rotary_table
-from samebits.kernels.ops.attention.layout import HEAD_SIZES, MOST_GROUP
+from samebits.kernels.ops.attention.layout import uncovered
 from samebits.kernels.ops.attention_varlen.op import attention_varlen
 from samebits.kernels.ops.embedding import op as embedding_op
 from samebits.kernels.ops.linear.op import linear, linear_float32
@@ -26,8 +27,6 @@ from samebits.kernels.ops.silu_mul.op import silu_mul
 
 Operation = Callable[..., Any]
 """An operator of kernels/ops, or what is called in its place."""
-DTYPES = {"cpu": (torch.bfloat16, torch.float16, torch.float32), "cuda": (torch.bfloat16, torch.float16)}
-"""Dtypes of the table per device. float32 products on CUDA exist, untuned, and no engine was run with them."""
 
 
 def norm(
@@ -83,27 +82,9 @@ def check(facts: Facts) -> None:
     Raises:
         PatchError: naming the first such thing.
     """
-    dtypes = DTYPES.get(facts.device.type)
-    if dtypes is None:
-        raise PatchError(f"device {facts.device}", 'is not one of the table "samebits"', "use cpu or cuda")
-    if facts.dtype not in dtypes:
-        raise PatchError(
-            f"dtype {facts.dtype}",
-            f'is not one of the table "samebits" on {facts.device.type}',
-            f"use one of {', '.join(map(str, dtypes))}",
-        )
-    if facts.experts:
-        raise PatchError("mixture of experts", 'has no operators in the table "samebits"', "use a dense model")
-    if facts.head_dim not in HEAD_SIZES:
-        raise PatchError(
-            f"head size {facts.head_dim}", "is not in the contract of attention", f"it covers {HEAD_SIZES}"
-        )
-    if facts.heads // facts.kv_heads > MOST_GROUP:
-        raise PatchError(
-            f"{facts.heads} query heads over {facts.kv_heads} key heads",
-            "are not in the contract of attention",
-            f"it covers up to {MOST_GROUP} query heads per key head",
-        )
+    limits.check("samebits", facts.device.type, facts.dtype, experts=bool(facts.experts))
+    if why := uncovered(facts.head_dim, facts.heads, facts.kv_heads):
+        raise PatchError("attention", why, "use a model whose heads it covers, or another table")
     if facts.rope_theta <= 0:
         raise PatchError("config.rope_parameters", "name no rope_theta", "only the default rotary embedding is covered")
 

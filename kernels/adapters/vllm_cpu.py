@@ -9,26 +9,24 @@ Legend: see operators.py; W blocks of the paged KV cache.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from vllm import _custom_ops as ops
 from vllm import ir
 from vllm.model_executor.layers.fused_moe.router.cpu_router import _softmax_topk
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, _get_attn_isa
 
-from samebits.kernels.adapters import backward, stock
+from samebits.kernels.adapters import backward, limits, stock
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.limits import LIMITS
 from samebits.kernels.adapters.operators import Facts, Operator, Table
 from samebits.kernels.adapters.pack import Pack
+from samebits.kernels.adapters.vllm_shared import Rotary, head, logprob, pages
 
 BLOCK = 128
 """Tokens of a KV block: vLLM's default on CPU."""
-VOCABULARY_MULTIPLE = 64
-"""vLLM pads lm_head to this many rows."""
 EXPERT_MULTIPLE = 32
 
 
@@ -42,25 +40,6 @@ def norm(
     return y_TD, total_TD
 
 
-class Rotary(torch.autograd.Function):
-    """The C++ kernel works in place on flat heads."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q_THE: torch.Tensor, k_TGE: torch.Tensor, table_PE: torch.Tensor, pack: Pack
-    ) -> tuple[torch.Tensor, ...]:
-        q, k = (x.detach().clone(memory_format=torch.contiguous_format).flatten(1) for x in (q_THE, k_TGE))
-        ops.rotary_embedding(pack.position_T, q, k, q_THE.shape[-1], table_PE, True)
-        ctx.save_for_backward(table_PE)
-        ctx.pack = pack
-        return q.view(q_THE.shape), k.view(k_TGE.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (table_PE,) = ctx.saved_tensors
-        return backward.rotary(grads[0], table_PE, ctx.pack), backward.rotary(grads[1], table_PE, ctx.pack), None, None
-
-
 class Attention(torch.autograd.Function):
     """Each sequence is one prefill into a paged cache of its own; without a KV split decode rows have the same bits."""
 
@@ -71,7 +50,7 @@ class Attention(torch.autograd.Function):
         q, k, v = (x.detach().contiguous() for x in (q_THE, k_TGE, v_TGE))
         kv_heads, size = k.shape[1], k.shape[2]
         isa = _get_attn_isa(q.dtype, BLOCK, size, "auto")
-        starts, lengths, table_SW, slot_T = _pages(pack)
+        starts, lengths, table_SW, slot_T = pages(pack, BLOCK, q.device)
         blocks = int(table_SW.max()) + 1
         cache = torch.zeros(blocks, kv_heads, BLOCK, 2 * size, dtype=q.dtype).view(blocks, kv_heads, 2 * BLOCK, size)
         keys, values = cache.chunk(2, dim=2)
@@ -116,13 +95,6 @@ class Attention(torch.autograd.Function):
         return *backward.attention(grads[0], q, k, v, ctx.scale, ctx.pack), None, None
 
 
-def _pages(pack: Pack) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    plan = pack.plans.get("vllm_cpu.pages")
-    if plan is None:
-        plan = pack.plans["vllm_cpu.pages"] = pack.pages(BLOCK)
-    return plan
-
-
 class Linear(torch.autograd.Function):
     """The kernel vLLM's own dispatch picks for this weight (oneDNN; on AMX machines a packed one for small weights).
 
@@ -147,17 +119,6 @@ class Linear(torch.autograd.Function):
 
 
 linear: Callable[..., torch.Tensor] = Linear.apply
-
-
-def head(x_TK: torch.Tensor, weight_VK: torch.Tensor, bias_V: torch.Tensor | None) -> torch.Tensor:
-    """lm_head over the padded vocabulary, the padding cut off."""
-    size = weight_VK.shape[0]
-    missing = -size % VOCABULARY_MULTIPLE
-    if missing:
-        weight_VK = F.pad(weight_VK, (0, 0, 0, missing))
-        bias_V = None if bias_V is None else F.pad(bias_V, (0, missing))
-    out = linear(x_TK, weight_VK, bias_V)
-    return out[:, :size] if missing else out
 
 
 class Experts(torch.autograd.Function):
@@ -195,17 +156,9 @@ class Experts(torch.autograd.Function):
         return *backward.experts(grads[0], *ctx.saved_tensors), None
 
 
-def logprob(logits_MV: torch.Tensor, token_M: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The V1 sampler: divide the float32 logits by the temperature, log_softmax, take the token."""
-    wide_MV = logits_MV.float()
-    if temperature not in (0.0, 1.0):
-        wide_MV = wide_MV / torch.full((wide_MV.shape[0], 1), temperature, dtype=torch.float32)
-    return wide_MV.log_softmax(dim=-1, dtype=torch.float32).gather(1, token_M[:, None])[:, 0]
-
-
 def check(facts: Facts) -> None:
     """The contract of the whole set."""
-    LIMITS["vllm", "cpu"].check(str(facts.dtype).removeprefix("torch."), experts=bool(facts.experts))
+    limits.check("vllm", "cpu", facts.dtype, experts=bool(facts.experts))
     sizes = CPUAttentionBackend.get_supported_head_sizes()
     if facts.head_dim not in sizes:
         raise PatchError(f"head size {facts.head_dim}", "is not one of vLLM's CPU attention", f"use one of {sizes}")
@@ -228,7 +181,7 @@ def table(facts: Facts) -> Table:
         "rotary": Operator("rotary", "vllm._custom_ops.rotary_embedding", Rotary.apply, check),
         "attention": Operator("attention", "vllm._custom_ops.cpu_attention_with_kv_cache", Attention.apply, check),
         "linear": Operator("linear", "vllm dispatch_cpu_unquantized_gemm", linear, check),
-        "head": Operator("head", "vllm dispatch_cpu_unquantized_gemm, padded vocabulary", head, check),
+        "head": Operator("head", "vllm dispatch_cpu_unquantized_gemm, padded vocabulary", partial(head, linear), check),
         "activation": Operator("activation", "vllm: torch silu * up", stock.activation, check),
         "router": Operator("router", "vllm cpu_router._softmax_topk", _softmax_topk, check),
         "experts": Operator("experts", "vllm._custom_ops.cpu_fused_moe", Experts.apply, check),

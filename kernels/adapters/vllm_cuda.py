@@ -11,23 +11,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from vllm import _custom_ops as ops
 from vllm import envs, ir
 from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
 
-from samebits.kernels.adapters import backward, stock
+from samebits.kernels.adapters import backward, limits, stock
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.limits import LIMITS
 from samebits.kernels.adapters.operators import Facts, Operator, Table, accept
 from samebits.kernels.adapters.pack import Pack
+from samebits.kernels.adapters.vllm_shared import Rotary, head, logprob, pages, scaled
 
 BLOCK = 16
 """Tokens of a KV block: vLLM's default on CUDA."""
-VOCABULARY_MULTIPLE = 64
 
 
 class Norm(torch.autograd.Function):
@@ -64,25 +63,6 @@ class Norm(torch.autograd.Function):
         return (done[0], None, done[1], None) if len(given) == 2 else (*done, None)
 
 
-class Rotary(torch.autograd.Function):
-    """The CUDA kernel works in place on flat heads."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q_THE: torch.Tensor, k_TGE: torch.Tensor, table_PE: torch.Tensor, pack: Pack
-    ) -> tuple[torch.Tensor, ...]:
-        q, k = (x.detach().clone(memory_format=torch.contiguous_format).flatten(1) for x in (q_THE, k_TGE))
-        ops.rotary_embedding(pack.position_T, q, k, q_THE.shape[-1], table_PE, True)
-        ctx.save_for_backward(table_PE)
-        ctx.pack = pack
-        return q.view(q_THE.shape), k.view(k_TGE.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (table_PE,) = ctx.saved_tensors
-        return backward.rotary(grads[0], table_PE, ctx.pack), backward.rotary(grads[1], table_PE, ctx.pack), None, None
-
-
 class Attention(torch.autograd.Function):
     """FlashAttention over a paged cache, each sequence one prefill."""
 
@@ -91,16 +71,16 @@ class Attention(torch.autograd.Function):
         ctx: Any, q_THE: torch.Tensor, k_TGE: torch.Tensor, v_TGE: torch.Tensor, scale: float, pack: Pack
     ) -> torch.Tensor:
         q, k, v = (x.detach().contiguous() for x in (q_THE, k_TGE, v_TGE))
-        starts, lengths, table_SW, slot_T = _pages(pack, q.device)
-        pages = k.new_zeros(2, int(table_SW.max()) + 1, BLOCK, *k.shape[1:])
-        for cache, x in zip(pages, (k, v), strict=True):
+        starts, lengths, table_SW, slot_T = pages(pack, BLOCK, q.device)
+        caches = k.new_zeros(2, int(table_SW.max()) + 1, BLOCK, *k.shape[1:])
+        for cache, x in zip(caches, (k, v), strict=True):
             cache.view(-1, *x.shape[1:])[slot_T] = x
         longest = max(pack.lengths)
         out = torch.empty_like(q)
         flash_attn_varlen_func(
             q=q,
-            k=pages[0],
-            v=pages[1],
+            k=caches[0],
+            v=caches[1],
             out=out,
             cu_seqlens_q=starts,
             max_seqlen_q=longest,
@@ -120,14 +100,6 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         q, k, v = ctx.saved_tensors
         return *backward.attention(grads[0], q, k, v, ctx.scale, ctx.pack), None, None
-
-
-def _pages(pack: Pack, device: torch.device) -> tuple[torch.Tensor, ...]:
-    plan = pack.plans.get("vllm_cuda.pages")
-    if plan is None:
-        plan = tuple(x.to(device) for x in pack.pages(BLOCK))
-        pack.plans["vllm_cuda.pages"] = plan
-    return plan
 
 
 class Linear(torch.autograd.Function):
@@ -195,38 +167,14 @@ class TokenLogprob(torch.autograd.Function):
 token_logprob: Callable[..., torch.Tensor] = TokenLogprob.apply
 
 
-def scaled(logits_MV: torch.Tensor, temperature: float) -> torch.Tensor:
-    """float32 logits over the temperature. By a tensor: CUDA divides by a number as a product with its reciprocal."""
-    wide_MV = logits_MV.float()
-    if temperature in (0.0, 1.0):
-        return wide_MV
-    return wide_MV / torch.full((wide_MV.shape[0], 1), temperature, dtype=torch.float32, device=wide_MV.device)
-
-
-def logprob_v1(logits_MV: torch.Tensor, token_M: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The V1 runner's sampler: float32 log_softmax."""
-    return scaled(logits_MV, temperature).log_softmax(dim=-1, dtype=torch.float32).gather(1, token_M[:, None])[:, 0]
-
-
 def logprob_v2(logits_MV: torch.Tensor, token_M: torch.Tensor, temperature: float) -> torch.Tensor:
     """Model Runner V2's sampler."""
     return token_logprob(scaled(logits_MV, temperature), token_M)
 
 
-def head(x_TK: torch.Tensor, weight_VK: torch.Tensor, bias_V: torch.Tensor | None) -> torch.Tensor:
-    """lm_head over the padded vocabulary, the padding cut off."""
-    size = weight_VK.shape[0]
-    missing = -size % VOCABULARY_MULTIPLE
-    if missing:
-        weight_VK = F.pad(weight_VK, (0, 0, 0, missing))
-        bias_V = None if bias_V is None else F.pad(bias_V, (0, missing))
-    out = linear(x_TK, weight_VK, bias_V)
-    return out[:, :size] if missing else out
-
-
 def check(facts: Facts) -> None:
     """The contract of the whole set."""
-    LIMITS["vllm", "cuda"].check(str(facts.dtype).removeprefix("torch."), experts=bool(facts.experts))
+    limits.check("vllm", "cuda", facts.dtype, experts=bool(facts.experts))
     if facts.head_dim % 8 or facts.head_dim > 256:
         raise PatchError(f"head size {facts.head_dim}", "is not one of FlashAttention", "use a multiple of 8 up to 256")
 
@@ -242,14 +190,14 @@ def table(facts: Facts) -> Table:
         Operator("rotary", "vllm._custom_ops.rotary_embedding", Rotary.apply, check),
         Operator("attention", f"vllm flash_attn_varlen_func ({mode})", Attention.apply, check),
         Operator("linear", f"vllm linear ({mode})", linear, check),
-        Operator("head", f"vllm linear ({mode}), padded vocabulary", head, check),
+        Operator("head", f"vllm linear ({mode}), padded vocabulary", partial(head, linear), check),
         Operator("activation", "torch.ops._C.silu_and_mul", Activation.apply, check),
         Operator("router", "none", plain["router"].run, check),
         Operator("experts", "none", plain["experts"].run, check),
         Operator(
             "logprob",
             f"vllm sampler of {'Model Runner V2' if second else 'V1'}",
-            logprob_v2 if second else logprob_v1,
+            logprob_v2 if second else logprob,
             accept,
         ),
     ]

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from samebits.kernels.adapters import limits
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.rotary_table import rotary_table
 from samebits.kernels.adapters.vllm import switch
-from samebits.kernels.ops.attention.layout import HEAD_SIZES, MOST_GROUP
+from samebits.kernels.ops.attention.layout import uncovered
 
 HELD = "samebits_kernels"
 """Attribute of the worker that holds what was replaced."""
@@ -31,7 +32,6 @@ CONTAINERS = (
 MODELS = ("Qwen3ForCausalLM", "LlamaForCausalLM")
 UNUSED = ("ApplyRotaryEmb",)
 """Children of replaced modules that are not called any more."""
-DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,8 +68,7 @@ def check(config: Any) -> None:
         if found not in known:
             raise PatchError(f"{name} = {found!r}", "is not covered by samebits' operators", f"use {known[0]!r}")
     dtype = config.model_config.dtype
-    if dtype not in DTYPES and not (dtype == torch.float32 and config.device_config.device_type == "cpu"):
-        raise PatchError(f"dtype {dtype}", "is not covered by samebits' operators", "use bfloat16 or float16")
+    limits.check(switch.TABLE, config.device_config.device_type, dtype, experts=config.model_config.is_moe)
     head = getattr(config.model_config, "head_dtype", dtype)
     if head not in (dtype, torch.float32):
         raise PatchError(f"head_dtype = {head}", "is not covered by samebits' operators", f"use {dtype} or float32")
@@ -233,13 +232,8 @@ def _attention(path: str, module: Any) -> list[Change]:
         sinks=(impl.sinks, None),
         query_quant=(module.query_quant, None),
     )
-    group = impl.num_heads // impl.num_kv_heads
-    if impl.head_size not in HEAD_SIZES or group > MOST_GROUP:
-        raise PatchError(
-            f"module {path}: head size {impl.head_size}, {group} query heads per key head",
-            "is not in the contract of attention",
-            f"it covers head sizes {HEAD_SIZES} and up to {MOST_GROUP} query heads per key head",
-        )
+    if why := uncovered(impl.head_size, impl.num_heads, impl.num_kv_heads):
+        raise PatchError(f"module {path}: attention", why, 'use kernels = "none" for this model')
     change = _turn(path, impl, into, "samebits::attention")
     return [Change(path, f"Attention ({type(impl).__name__})", change.operator, change.put)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from samebits.kernels.ops.attention.layout import HEAD_SIZES, MOST_GROUP
+from samebits.kernels.ops.attention.layout import uncovered
 from samebits.kernels.ops.check import require, require_float, require_same
 
 NAME = "attention"
@@ -31,19 +31,9 @@ def check(
         f"caches must be [pages, slots, key heads, head size]; got {caches}",
     )
     heads, size = q.shape[1:]
-    require(size in HEAD_SIZES, NAME, f"head size {size} is not in the contract; it covers {HEAD_SIZES}")
     require(k_cache.shape[3] == size, NAME, f"q has head size {size} but the caches are {caches}")
-    key_heads = k_cache.shape[2]
-    require(
-        key_heads > 0 and heads % key_heads == 0,
-        NAME,
-        f"{heads} query heads cannot be grouped over {key_heads} key heads",
-    )
-    require(
-        heads // key_heads <= MOST_GROUP,
-        NAME,
-        f"{heads // key_heads} query heads per key head; the contract covers up to {MOST_GROUP}",
-    )
+    why = uncovered(size, heads, k_cache.shape[2])
+    require(not why, NAME, why)
     slots = k_cache.shape[1]
     require(slots > 0 and slots & (slots - 1) == 0, NAME, f"pages of {slots} slots; a power of two is needed")
     require(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -71,26 +72,21 @@ def test_what_was_run_on_another_engine_is_not_claimed_for_this_one() -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.parametrize("family", ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize("table", ["vllm", "samebits"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
-def test_the_table_refuses_exactly_what_the_page_calls_refused(dtype: torch.dtype) -> None:
-    from samebits.kernels.adapters import vllm_cpu
+def test_the_tables_refuse_exactly_what_the_page_calls_refused(dtype: torch.dtype, table: str, family: str) -> None:
+    from samebits.kernels.adapters import samebits_ops, vllm_cpu
 
-    facts = Facts(dtype, torch.device("cpu"), 256, 4, 2, 64, 1024, 2048, bias=False, experts=8, expert_width=128)
-    refused = support.refusal("Qwen3MoeForCausalLM", "vllm", "cpu", str(dtype).removeprefix("torch."))
+    experts = {"experts": 8, "expert_width": 128} if "Moe" in family else {}
+    facts = Facts(dtype, torch.device("cpu"), 256, 4, 2, 64, 1024, 2048, bias=False, rope_theta=1e4, **experts)
+    check = {"vllm": vllm_cpu.check, "samebits": samebits_ops.check}[table]
+    refused = support.refusal(family, table, "cpu", str(dtype).removeprefix("torch."))
     if refused is None:
-        vllm_cpu.check(facts)
+        check(facts)
     else:
-        with pytest.raises(PatchError, match="is outside this table"):
-            vllm_cpu.check(facts)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_limits_of_the_table_samebits_are_its_own(device: Any) -> None:
-    from samebits.kernels.adapters import samebits_ops
-
-    own = {str(dtype).removeprefix("torch.") for dtype in samebits_ops.DTYPES[device]}
-    assert set(LIMITS["samebits", device].dtypes) == own
-    assert not LIMITS["samebits", device].experts
+        with pytest.raises(PatchError, match=re.escape(refused.reason)):
+            check(facts)
 
 
 def test_a_class_without_roles_is_refused_with_the_next_step() -> None:

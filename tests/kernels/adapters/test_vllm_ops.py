@@ -80,9 +80,9 @@ def test_a_first_pass_of_two_tokens_does_not_end_the_process(tmp_path: Path) -> 
 def test_the_vocabulary_is_padded_as_vllm_pads_it() -> None:
     from vllm.model_executor.layers.vocab_parallel_embedding import DEFAULT_VOCAB_PADDING_SIZE
 
-    from samebits.kernels.adapters import vllm_cpu
+    from samebits.kernels.adapters import vllm_cpu, vllm_shared
 
-    assert vllm_cpu.VOCABULARY_MULTIPLE == DEFAULT_VOCAB_PADDING_SIZE
+    assert vllm_shared.VOCABULARY_MULTIPLE == DEFAULT_VOCAB_PADDING_SIZE
     x_MK, weight_VK = torch.randn(5, 32), torch.randn(100, 32)
     whole = vllm_cpu.linear(x_MK, torch.cat([weight_VK, torch.zeros(28, 32)]), None)
-    assert torch.equal(vllm_cpu.head(x_MK, weight_VK, None), whole[:, :100])
+    assert torch.equal(vllm_shared.head(vllm_cpu.linear, x_MK, weight_VK, None), whole[:, :100])

@@ -112,6 +112,10 @@ def test_a_cache_of_another_shape_is_refused_and_strides_are_taken_as_they_are()
         ({"lora_config": "some"}, "lora_config"),
         ({"speculative_config": "some"}, "speculative_config"),
         ({"head_dtype": torch.float16}, "head_dtype"),
+        ({"dtype": torch.float64, "head_dtype": torch.float64}, "dtype float64"),
+        ({"device": "cuda", "dtype": torch.float32, "head_dtype": torch.float32}, "dtype float32"),
+        ({"device": "tpu"}, "device tpu"),
+        ({"is_moe": True}, "mixture of experts"),
         ({"additional_config": {}}, "samebits_kernels"),
     ],
 )
@@ -127,6 +131,9 @@ def test_settings_that_are_not_covered_are_refused_before_the_model_is_loaded(
         "lora_config": None,
         "speculative_config": None,
         "head_dtype": torch.bfloat16,
+        "dtype": torch.bfloat16,
+        "device": "cpu",
+        "is_moe": False,
         "additional_config": switch.with_key({}),
     }
 
@@ -137,14 +144,15 @@ def test_settings_that_are_not_covered_are_refused_before_the_model_is_loaded(
                 tensor_parallel_size=values["tensor_parallel_size"], pipeline_parallel_size=1
             ),
             cache_config=SimpleNamespace(cache_dtype=values["cache_dtype"]),
-            model_config=SimpleNamespace(dtype=torch.bfloat16, head_dtype=values["head_dtype"]),
+            model_config=SimpleNamespace(**{name: values[name] for name in ("dtype", "head_dtype", "is_moe")}),
             quant_config=None,
             speculative_config=values["speculative_config"],
             lora_config=values["lora_config"],
-            device_config=SimpleNamespace(device_type="cpu"),
+            device_config=SimpleNamespace(device_type=values["device"]),
         )
 
     check(config(held))
+    check(config(held | {"dtype": torch.float32, "head_dtype": torch.float32}))
     with pytest.raises(PatchError, match=word):
         check(config(held | change))
 

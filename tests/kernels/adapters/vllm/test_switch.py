@@ -14,7 +14,8 @@ from samebits.kernels.adapters.vllm import switch
 
 INERT = (
     "import sys; from samebits.tools.sides.vllm.plugin import register; register();"
-    "print(sorted(name for name in ('vllm', 'torch', 'triton', 'samebits.kernels') if name in sys.modules))"
+    "heavy = ('vllm', 'torch', 'triton', 'samebits.kernels.ops', 'samebits.kernels.adapters.vllm.plugin');"
+    "print(sorted(name for name in heavy if name in sys.modules))"
 )
 
 
