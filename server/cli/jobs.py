@@ -11,15 +11,18 @@ import typer
 from rich.console import Console
 
 from samebits.server.jobs import folder as job_folder
+from samebits.server.jobs import launch
+from samebits.server.jobs import resume as resuming
 from samebits.server.jobs.index import Index, Row
 from samebits.server.jobs.links import JOBS, of_path
+from samebits.server.jobs.start import start
 from samebits.server.pool.spool import Spool
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.results import Failed, Succeeded
 
 POLL_S = 0.2
 LOG_BYTES = 20_000
-app = typer.Typer(help="List, wait for, read and cancel jobs.", invoke_without_command=True)
+app = typer.Typer(help="List, wait for, read, cancel and resume jobs.", invoke_without_command=True)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
 Job = Annotated[str, typer.Argument(help="Job id, as `samebits jobs` lists it, or its folder.")]
 
@@ -54,7 +57,7 @@ def listing(
     index = Index(JOBS.resolve()) if JOBS.is_dir() else None  # a look makes no folder
     rows, total = (index.rows(limit=limit), index.count()) if index is not None else ([], 0)
     if as_json:
-        print(json.dumps([{"job": r.id, "kind": r.kind, "state": r.state, "created": r.created} for r in rows]))
+        print(json.dumps([_line(row, index.folder(row.id)) for row in rows if index is not None]))
         return
     lines = [("job", "state", "age", "doing")]
     for row in rows:
@@ -88,8 +91,29 @@ def wait(job: Job, seconds: Annotated[float, typer.Option(help="0: look.")] = 36
         show.show_result(outcome.result)
     else:
         said = f": {outcome.message}" if isinstance(outcome, Failed) else ""
+        said += f". Next: `samebits jobs resume {row.id}`" if row.is_ended and not said else ""
         show.error_console.print(f"{row.kind} is {row.state}{said}", markup=False, highlight=False)
     raise typer.Exit(outcome.result.exit_code if isinstance(outcome, Succeeded) else 2)
+
+
+@app.command()
+def resume(
+    job: Job,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Job folder to make.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Carry out once more, in a new folder, what a job was asked that was interrupted, failed, cancelled or timed out.
+    A gate keeps its verdicts, a loop its checkpoints."""
+    from samebits.server.cli import show
+
+    index, row = find(job)
+    request = resuming.again(row, index.folder(row.id))
+    own = getattr(request, "experiment", None)
+    folder = (out or launch.new_folder(JOBS, request.kind)).resolve()
+    running = start(request, folder, time_limit_s=None if own is None else own.pool.time_limit_s)
+    resuming.note(folder, row.id)
+    outcome = show.follow(running, quiet=as_json)
+    raise typer.Exit(show.finish(outcome, running, as_json=as_json))
 
 
 @app.command()
@@ -115,6 +139,12 @@ def cancel(job: Job) -> None:
     while not (row := index.get(row.id) or row).is_ended and time.monotonic() < until:
         time.sleep(POLL_S)
     print(f"{row.id}: {row.state}")
+
+
+def _line(row: Row, folder: Path) -> dict[str, object]:
+    before = resuming.noted(folder)
+    line: dict[str, object] = {"job": row.id, "kind": row.kind, "state": row.state, "created": row.created}
+    return line | ({"resumes": before} if before else {})
 
 
 def doing(row: Row, folder: Path) -> str:

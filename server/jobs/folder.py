@@ -91,6 +91,12 @@ def state(folder: Path, *, owner_alive: bool) -> State:
     return "queued" if waits and not (folder / "worker.json").exists() else "interrupted"
 
 
+def never_started(folder: Path) -> bool:
+    """Whether a job of a server that is gone still waits for its first start. What the daemon was given waits there."""
+    marks = ("started", "worker.json", "ended.json", "result.json", "cancel", TICKET)
+    return not any((folder / name).exists() for name in marks)
+
+
 def has_ticket(folder: Path) -> bool:
     """Whether the pool's daemon, running or to be started, will carry it out (see server/pool/spool.py)."""
     try:

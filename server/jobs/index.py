@@ -25,6 +25,8 @@ SCHEMA = """CREATE TABLE IF NOT EXISTS jobs (
     owner INTEGER NOT NULL, owner_start TEXT NOT NULL)"""
 COLUMNS = "id, kind, state, created, started, ended, owner, owner_start"
 BUSY_S = 20.0
+TAKEN_UP_S = 86400.0
+"""A queue that is older is nobody's any more: what waits in it is interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,32 @@ class Index:
         rows = self.rows(limit=self.count() or 1)
         there, listed = self._there(), {row.id for row in rows}
         return rows + [_found(name, path) for name, path in there.items() if name not in listed]
+
+    def left_behind(self) -> list[Row]:
+        """Jobs of a server that is gone, oldest first, that it had queued within a day and never started."""
+        query = f"SELECT {COLUMNS} FROM jobs WHERE state IN ('queued', 'interrupted') AND owner != 0 AND created > ?"
+        rows = map(_row, self.connection.execute(f"{query} ORDER BY created, id", (time.time() - TAKEN_UP_S,)))
+        return [
+            row
+            for row in rows
+            if not job_folder.alive(row.owner, row.owner_start) and job_folder.never_started(self.folder(row.id))
+        ]
+
+    def claim(self, row: Row) -> bool:
+        """Make a job that was left behind this process's own; False: another server was first."""
+        change = "state = 'queued', started = NULL, ended = NULL, owner = ?, owner_start = ?"
+        with suppress(sqlite3.OperationalError):
+            done = self.connection.execute(
+                f"UPDATE jobs SET {change} WHERE id = ? AND owner = ? AND owner_start = ?",
+                (os.getpid(), start_of(os.getpid()), row.id, row.owner, row.owner_start),
+            )
+            return done.rowcount == 1
+        return False
+
+    def let_go(self, job: str) -> None:
+        """Leave a job that was never started to the next server."""
+        with suppress(sqlite3.OperationalError):
+            self.connection.execute("UPDATE jobs SET owner_start = '' WHERE id = ?", (job,))
 
     def forget(self, job: str) -> None:
         """Take a job off the list; where that cannot be written, `adopt` does it later."""

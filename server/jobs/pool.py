@@ -1,7 +1,8 @@
 """The jobs of one server: queued here, or given to the pool's daemon where one runs.
 
 Jobs on disk outlive the server; work that runs here does not: when the server ends in any way, the wardens end their
-workers, and the jobs are found as "interrupted". Calling the tool again runs them anew. What the daemon has goes on.
+workers, and the jobs are found as "interrupted". What was queued and never started is taken up by the next server of
+the project. What the daemon has goes on.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from typing import TYPE_CHECKING
 import anyio
 
 from samebits.server.jobs import folder as job_folder
-from samebits.server.jobs import launch
+from samebits.server.jobs import launch, resume
 from samebits.server.jobs.order import order_of, settings_of
-from samebits.server.jobs.queue import Queue
+from samebits.server.jobs.queue import Queue, write_failure
 from samebits.server.pool.spool import Spool
 from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from samebits.server.jobs.folder import State
     from samebits.server.jobs.index import Index
     from samebits.server.jobs.order import Order
@@ -74,18 +77,41 @@ class Pool:
         launch.prepare(request, folder)
         try:
             self.index.add(folder.name, request.kind)
-            if given_away:
-                self.spool.put(order)
+            self._put(order, given_away=given_away)
         except UserError:
             with suppress(sqlite3.Error):
                 self.index.forget(folder.name)
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        if not given_away:
-            self.queue.add(folder.name, order)
-            self.ended[folder.name] = anyio.Event()
-            self._arrived.set()
         return folder.name
+
+    def take_up(self, settings: Callable[[Request], Settings]) -> list[str]:
+        """Queue what a server that is gone had queued and never started; returns the ids.
+
+        Args:
+            settings: [pool] that applies to a request; raises UserError for one that may not be carried out.
+        """
+        taken = [row.id for row in self.index.left_behind() if self.index.claim(row)]
+        for job in taken:
+            folder = self.index.folder(job)
+            try:
+                request = resume.asked(folder)
+                own = settings(request)
+                order = order_of(request, folder, own, lambda: self.slots.available, python=self.python)
+                self._put(order, given_away=self.spool.wanted(own))
+            except UserError as error:
+                write_failure(folder, str(error), "user")
+                self.index.set_state(job, "failed")
+        return taken
+
+    def _put(self, order: Order, *, given_away: bool) -> None:
+        if given_away:
+            self.spool.put(order)
+            return
+        job = Path(order.folder).name
+        self.queue.add(job, order)
+        self.ended[job] = anyio.Event()
+        self._arrived.set()
 
     async def run(self) -> None:
         """Start and follow jobs for ever."""
@@ -124,10 +150,12 @@ class Pool:
         return "" if order.where == "ray" else self.slots.holder(order.need)
 
     async def close(self) -> None:
-        """End everything that is this server's: queued jobs become interrupted, running ones are stopped."""
+        """End everything that is this server's: running jobs are stopped, queued ones are left to the next server."""
         for entry in list(self.entries.values()):
-            if entry.running is None:
-                self.queue.drop(entry)
+            if entry.running is None and not self.queue.end_cancelled(entry):
+                self.queue.leave(entry)
+                self.index.let_go(entry.id)
+                self.ended.pop(entry.id).set()
         self.queue.hang_up()
         with anyio.move_on_after(CLOSE_S):
             while self.entries:

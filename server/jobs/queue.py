@@ -66,8 +66,8 @@ class Queue:
             if entry.running is not None:
                 if entry.running.outcome() is not None:
                     self._end(entry, job_folder.state(entry.folder, owner_alive=True))
-            elif (entry.folder / "cancel").exists():
-                self._end(entry, "cancelled")
+            elif self.end_cancelled(entry):
+                continue
             elif (kind := kind_of(entry.order)) not in full and not self._start(entry):
                 full.add(kind)
 
@@ -81,9 +81,16 @@ class Queue:
         """Jobs that have been started."""
         return [entry for entry in self.entries.values() if entry.running is not None]
 
-    def drop(self, entry: Entry) -> None:
-        """A job that has not been started counts as interrupted."""
-        self._end(entry, "interrupted")
+    def end_cancelled(self, entry: Entry) -> bool:
+        """End a job that has not been started, if somebody asked for that."""
+        if not (entry.folder / "cancel").exists():
+            return False
+        self._end(entry, "cancelled")
+        return True
+
+    def leave(self, entry: Entry) -> None:
+        """Have no more to do with a job that has not been started: its folder stays as it is."""
+        del self.entries[entry.id]
 
     def _start(self, entry: Entry) -> bool:
         """Start it if its slot is free; a job that cannot be started ends here, with its reason."""

@@ -12,6 +12,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from samebits.server.jobs import folder as job_folder
+from samebits.server.jobs import resume
 from samebits.server.jobs.folder import State
 from samebits.server.mcp.clean import CELL_CHARS, SUMMARY_CHARS, clean
 from samebits.tools.schema.results import Cancelled, Cell, Failed, Succeeded, TimedOut
@@ -69,15 +70,20 @@ def _unfinished(row: Row, folder: Path, waiting_for: str, log: str) -> Answer:
         silent = job_folder.silent_s(folder)
         count += f"; no heartbeat for {silent:.0f} s" if silent else ""
         said = clean(f"{event.phase}: {event.message}{count}, {ago:.0f} s ago", CELL_CHARS, lines=False)
-    behind = f", behind {clean(waiting_for, 80, lines=False)}" if waiting_for and waiting_for != row.id else ""
+    behind = f", behind {clean(waiting_for, 200, lines=False)}" if waiting_for and waiting_for != row.id else ""
     return Answer(
         job=row.id,
         state=row.state,
-        summary=f"{row.kind} is {row.state}{behind}; it goes on without this call.",
+        summary=f"{row.kind} is {row.state}{behind}; it goes on without this call.{_resumes(folder)}",
         progress=said,
         untrusted_log=log,
         next=f"wait_job(job={row.id!r})",
     )
+
+
+def _resumes(folder: Path) -> str:
+    before = clean(resume.noted(folder), 80, lines=False)
+    return f" It resumes {before}." if before else ""
 
 
 def _result(row: Row, folder: Path, result: Result, log: str) -> Answer:
@@ -99,7 +105,7 @@ def _result(row: Row, folder: Path, result: Result, log: str) -> Answer:
         truncated=result.truncated or len(rows) < len(result.rows),
         total=max(result.total, len(result.rows)),
         untrusted_log=log,
-        next=as_call(clean(result.next.replace(jobs, short), CELL_CHARS, lines=False)),
+        next=as_call(clean(resumable(result.next.replace(jobs, short)), CELL_CHARS, lines=False)),
     )
     return shortened(answer)
 
@@ -134,6 +140,11 @@ WORDS = {
 }
 
 
+def resumable(text: str) -> str:
+    """A step that goes on with a gate: over MCP its job is named where an experiment is."""
+    return text.replace("samebits gate --resume ", "samebits gate --config ")
+
+
 def for_tools(text: str) -> str:
     """A next step spelled for the command line, in the words of the tools."""
     for verb, tool in WORDS.items():
@@ -146,13 +157,30 @@ def as_call(text: str) -> str:
     return OPTION.sub(lambda found: f" {found[1].replace('-', '_')}=", for_tools(text))
 
 
+FIRST = {"minimize": "divergence", "build": "candidate"}
+"""The argument that names a job to resume, where it is not `config`."""
+BEGUN_ANEW = ("propose", "apply")
+
+
+def how_to_resume(row: Row) -> str:
+    """What to call to have an ended job's request carried out once more."""
+    tool = for_tools(f"samebits {row.kind}")
+    if tool == f"samebits {row.kind}":
+        return f"`samebits jobs resume {row.id}` in a terminal"
+    if row.kind in BEGUN_ANEW:
+        return f"call {tool} again"
+    return f"{tool}({FIRST.get(row.kind, 'config')}={row.id!r}) resumes it as it was asked"
+
+
 def _failure(row: Row, outcome: Outcome, log: str) -> str:
-    retry = f"Next: call the tool again to run it anew; the folder of job {row.id} is kept."
+    again = how_to_resume(row)
     if isinstance(outcome, TimedOut):
-        return f"{row.kind} was ended after {outcome.words}, or ask for less (workload.prompts, capture.sequences)."
+        less = "or ask for less (workload.prompts, capture.sequences)"
+        return f"{row.kind} was ended after {outcome.words}, {less}; {again} under the same limit.{_mind(outcome.note)}"
     if isinstance(outcome, Cancelled):
         why = "ended with the server that ran it" if row.state == "interrupted" else "was cancelled"
-        return f"{row.kind} {why}; nothing half-made counts. {retry}"
+        kept = f"the folder of job {row.id} is kept.{_mind(outcome.note)}"
+        return f"{row.kind} {why}; nothing half-made counts. Next: {again}; {kept}"
     assert isinstance(outcome, Failed)
     kinds = {
         "user": "cannot run as asked",
@@ -164,8 +192,12 @@ def _failure(row: Row, outcome: Outcome, log: str) -> str:
     said = for_tools(clean(outcome.message, SUMMARY_CHARS))
     text = f"{row.kind} {kinds[outcome.error]}: {said}"
     if outcome.error != "user":
-        text += f" Next: wait_job(job={row.id!r}, log_lines=60) shows the end of its log (untrusted text)."
+        text += f" Next: wait_job(job={row.id!r}, log_lines=60) shows the end of its log (untrusted text); {again}."
     return text + (f"\n--- untrusted log ---\n{log}" if log else "")
+
+
+def _mind(note: str) -> str:
+    return f" Mind: {clean(note, CELL_CHARS, lines=False)}." if note else ""
 
 
 def _id(folder: Path, path: str) -> str:

@@ -29,22 +29,23 @@ if TYPE_CHECKING:
     from samebits.server.mcp.roots import Roots
 
 JOBS = ".samebits/jobs"
-UNSAID = {"title", "default", "additionalProperties", "required"}
+BOUNDS = frozenset(("title", "minimum", "maximum", "maxLength", "maxItems"))
+UNSAID = frozenset(("title", "default", "additionalProperties", "required", "items"))
 INSTRUCTIONS = Path(__file__).with_name("texts") / "instructions.md"
 
 
 class Samebits(MCPServer[App]):
-    """MCPServer whose tool list is without the `title` of every schema node: a third of its tokens, nothing said."""
+    """MCPServer with a short tool list: it is read before anything is done, in every session of every client."""
 
     async def list_tools(self) -> list[Tool]:
-        """The tools, their schemas stripped."""
+        """The tools, their schemas without what says nothing, or is said by the error when it matters."""
         return [
             tool.model_copy(
                 update={
                     "description": " ".join((tool.description or "").split()),
-                    "input_schema": bare(tool.input_schema, {"title"}),
+                    "input_schema": bare(tool.input_schema, BOUNDS),
                     # An answer always holds every field and no other: neither needs saying eleven times.
-                    "output_schema": bare(tool.output_schema, UNSAID),
+                    "output_schema": bare(tool.output_schema, UNSAID, text=False),
                 }
             )
             for tool in await super().list_tools()
@@ -72,14 +73,26 @@ class Samebits(MCPServer[App]):
             raise
 
 
-def bare(node: Any, without: set[str], *, names: bool = False) -> Any:
-    """A JSON schema without some keywords. `names`: this mapping's keys are names of fields, not keywords."""
+def bare(node: Any, without: frozenset[str], *, names: bool = False, text: bool = True) -> Any:
+    """A JSON schema without some keywords and without defaults that are empty.
+
+    Args:
+        names: this mapping's keys are names of fields, not keywords.
+        text: say of a field that is text that it is.
+    """
     if isinstance(node, dict):
-        kept = {key: value for key, value in node.items() if names or key not in without}
+        kept = {key: value for key, value in node.items() if names or not _unsaid(key, value, without)}
+        if not text and kept == {"type": "string"}:
+            return {}
         return {
-            key: bare(value, without, names=not names and key in ("properties", "$defs")) for key, value in kept.items()
+            key: bare(value, without, names=not names and key in ("properties", "$defs"), text=text)
+            for key, value in kept.items()
         }
-    return [bare(value, without) for value in node] if isinstance(node, list) else node
+    return [bare(value, without, text=text) for value in node] if isinstance(node, list) else node
+
+
+def _unsaid(key: str, value: object, without: frozenset[str]) -> bool:
+    return key in without or (key == "default" and value in ("", [], None))
 
 
 def make_server(
@@ -105,17 +118,25 @@ def make_server(
         index = Index(root)
         sweep(root)
         pool = Pool(index, Slots(locks or default_folder()), python=python)
-        async with anyio.create_task_group() as group:
+        app = App(pool, roots, python, patience_s)
+
+        async def prepare() -> None:
             # Ahead of the first job and beside the start: nvidia-smi can take seconds.
-            group.start_soon(anyio.to_thread.run_sync, gpus)
+            await anyio.to_thread.run_sync(gpus)
+            await anyio.lowlevel.checkpoint()  # a thread is waited for even by a server that closes
+            if not read_only:
+                pool.take_up(app.checked)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(prepare)
             group.start_soon(pool.run)
             try:
-                yield App(pool, roots, python, patience_s)
+                yield app
             finally:
                 group.cancel_scope.cancel()
                 with anyio.CancelScope(shield=True):
                     await pool.close()
-                index.close()
+        index.close()
 
     server = Samebits(
         "samebits",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import ValidationError
 
 from samebits.server.jobs import folder as job_folder
+from samebits.server.jobs import resume
 from samebits.server.mcp import answers
 from samebits.server.mcp.clean import clean
 from samebits.server.mcp.overrides import check as check_overrides
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 40.0
 """No call takes longer: below the shortest limit of the clients (60 s), with room."""
 PROGRESS_S = 1.0
+PATHS = ("rollout", "resume", "divergence", "candidate", "gate", "repro", "config", "proposal")
+"""Fields of requests that may name a place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,35 @@ class App:
             own = self.experiment(".", ())
         return Settings() if own is None else own.pool
 
+    def checked(self, request: Request) -> Settings:
+        """[pool] for a request that was read from a job's folder, every path in it checked.
+
+        Raises:
+            UserError: one leaves the roots.
+        """
+        experiment = getattr(request, "experiment", None)
+        if experiment is not None:
+            self.roots.check(experiment, self.python)
+        for name in PATHS:
+            text = getattr(request, name, None)
+            if isinstance(text, str) and os.sep in text:
+                self.roots.path(text, name)
+        return self.settings(request)
+
+    def again(self, job: str, kind: str) -> Request:
+        """The request that resumes a job of this kind.
+
+        Raises:
+            UserError: of another kind, not ended, or a path in it leaves the roots.
+        """
+        row, folder = self.known(job), self.pool.index.folder(job)
+        request = resume.again(row, folder)
+        if request.kind != kind:
+            tool = answers.for_tools(f"samebits {request.kind}")
+            raise UserError(f"job {job!r}", f"is one of {tool}", "give its id to that tool")
+        self.checked(request)
+        return request
+
     def artifact(self, text: str, kind: str) -> str:
         """The path of an artifact named by id (JOB/NAME, as `ids` of an answer give it) or by path.
 
@@ -101,6 +134,14 @@ class App:
             raise UserError(f"{what} {text!r}", f"is {named}", f"give the id of a {kind}; wait_job() lists the jobs")
         return str(path)
 
+    def stored(self, rollout: str) -> str | None:
+        """The path of a stored rollout; None where a call names none.
+
+        Raises:
+            UserError: see `artifact`.
+        """
+        return self.artifact(rollout, "rollout") if rollout else None
+
     def row(self, job: str) -> Row | None:
         """A job's entry; None for what is no job id, or a job whose folder is outside the roots."""
         row = self.pool.index.get(job) if job and "/" not in job and job[0] != "." else None
@@ -124,15 +165,20 @@ class App:
         row = self.known(job)
         return answers.of_job(row, self.pool.index.folder(job), waiting_for=self.pool.waiting_for(job), log=log)
 
-    async def carry_out(self, ctx: Context[App, Any], request: Request) -> Answer:
+    async def carry_out(self, ctx: Context[App, Any], request: Request, *, resumes: str = "") -> Answer:
         """Queue a request and answer with its result, or, after PATIENCE_S, with its job id.
 
         A cancelled call cancels its job: whoever asked does not want it any more.
+
+        Args:
+            resumes: the job whose request it is.
         """
         try:
             job = self.pool.submit(request, self.settings(request))
         except UserError as error:
             raise ToolError(answers.for_tools(clean(str(error), 2000))) from error
+        if resumes:
+            resume.note(self.pool.index.folder(job), resumes)
         try:
             await self.follow(ctx, job, self.patience_s)
         except anyio.get_cancelled_exc_class():

@@ -9,6 +9,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
+from samebits.server.jobs import resume
+from samebits.server.mcp import answers
 from samebits.server.mcp.answers import Answer
 from samebits.server.mcp.clean import LOG_CHARS, clean, tail
 from samebits.server.mcp.verbs import LOOKS, Ctx, app_of
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from mcp.server import MCPServer
 
+    from samebits.server.jobs.index import Row
     from samebits.server.mcp.context import App
 
 LISTED = 20
@@ -34,7 +37,7 @@ async def wait_job(
     log_match: Annotated[str, Field(description="only lines holding this text", max_length=200)] = "",
     offset: Annotated[int, Field(ge=0, description="of the list")] = 0,
 ) -> Answer:
-    """Wait for a job up to `seconds` (0: ask) and answer like the tool that began it. Without a job: list them."""
+    """Wait for a job up to `seconds` (0: ask; at most 45), answer like the tool that began it. Without a job: list."""
     app = app_of(ctx)
     if not job:
         return listing(app, offset)
@@ -44,7 +47,7 @@ async def wait_job(
 
 
 async def cancel_job(ctx: Ctx, job: Job) -> Answer:
-    """End a job and everything it started; finished jobs are left as they are."""
+    """End a job and everything it started."""
     app = app_of(ctx)
     row = app.known(job)
     if row.is_ended:
@@ -65,7 +68,7 @@ async def cancel_job(ctx: Ctx, job: Job) -> Answer:
         job=job,
         state=row.state,
         summary=f"{row.kind} has ended: {row.state}.",
-        next="call its tool again to run it anew",
+        next=answers.how_to_resume(row),
     )
 
 
@@ -73,10 +76,7 @@ def listing(app: App, offset: int) -> Answer:
     """Jobs, newest first."""
     app.pool.index.adopt()
     rows, total = app.pool.index.rows(limit=LISTED, offset=offset), app.pool.index.count()
-    cells: list[dict[str, Cell]] = [
-        {"job": row.id, "state": row.state, "seconds": round((row.ended or row.started or row.created) - row.created)}
-        for row in rows
-    ]
+    cells = [_line(row, app.pool.index.folder(row.id)) for row in rows]
     more = offset + len(rows) < total
     following = f"wait_job(offset={offset + len(rows)}) for older ones" if more else "wait_job(job=...) for one of them"
     return Answer(
@@ -86,6 +86,13 @@ def listing(app: App, offset: int) -> Answer:
         truncated=more,
         next=following,
     )
+
+
+def _line(row: Row, folder: Path) -> dict[str, Cell]:
+    seconds = round((row.ended or row.started or row.created) - row.created)
+    before = clean(resume.noted(folder), 80, lines=False)
+    line: dict[str, Cell] = {"job": row.id, "state": row.state, "seconds": seconds}
+    return line | ({"resumes": before} if before else {})
 
 
 def log_tail(folder: Path, lines: int, match: str = "") -> str:

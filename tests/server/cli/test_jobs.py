@@ -82,6 +82,36 @@ def test_gc_removes_by_age_then_by_size_and_never_what_runs(
     running.stop()
 
 
+def test_a_job_that_was_stopped_is_resumed_in_a_folder_that_names_it(
+    project: Path, asked: Callable[..., MeasureRequest], eventually: Callable[..., None]
+) -> None:
+    jobs = project / ".samebits" / "jobs"
+    running = launch.start(asked("segfault"), jobs / "20260101-000000-measure-aa", python=str(project / "worker"))
+    eventually(lambda: running.outcome() is not None)
+    stopped = launch.start(asked("sleep", 600), jobs / "20260101-000001-measure-bb", python=str(project / "worker"))
+    eventually(lambda: (stopped.folder / "events.jsonl").exists())
+    busy = samebits("jobs", "resume", stopped.folder.name)
+    assert (busy.returncode, "has not ended (running). Next: wait for it" in busy.stderr) == (2, True)
+    stopped.stop()
+    assert f"measure is cancelled. Next: `samebits jobs resume {stopped.folder.name}`" in " ".join(
+        samebits("jobs", "wait", stopped.folder.name).stderr.split()
+    )
+    asked_again = json.loads((stopped.folder / "request.json").read_text())
+    asked_again["experiment"]["rollout"]["engine"]["value"] = 0
+    (stopped.folder / "request.json").write_text(json.dumps(asked_again))
+    done = samebits("jobs", "resume", stopped.folder.name, "--json")
+    assert done.returncode == 0, done.stderr
+    folder = Path(json.loads(done.stdout)["job"])
+    assert folder != stopped.folder
+    assert json.loads((folder / "request.json").read_text()) == asked_again
+    listed = {row["job"]: row.get("resumes") for row in json.loads(samebits("jobs", "--json").stdout)}
+    assert listed[folder.name] == stopped.folder.name
+    assert samebits("jobs", "resume", running.folder.name, "-o", "mine").returncode == 2, "it crashes again"
+    assert (project / "mine" / "resumes").read_text() == running.folder.name
+    answered = samebits("jobs", "resume", folder.name)
+    assert (answered.returncode, "has its answer" in answered.stderr) == (2, True)
+
+
 def ended(jobs: Path, name: str, request: dict[str, object], days: float) -> Path:
     """An ended job by its files alone."""
     folder = jobs / f"20260101-00000{len(list(jobs.glob('2026*')))}-{name}"

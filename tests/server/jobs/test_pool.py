@@ -16,6 +16,7 @@ from samebits.server.jobs import launch
 from samebits.server.jobs.index import Index
 from samebits.server.jobs.pool import Pool
 from samebits.server.jobs.slots import Slots
+from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import MeasureRequest
 from samebits.tools.schema.results import Failed, Succeeded
 
@@ -131,6 +132,49 @@ async def test_a_cancelled_job_of_the_queue_never_starts(asked: Asked, tmp_path:
         await pool.wait(first, 10)
 
 
+async def test_a_queue_that_was_closed_is_taken_up_once_without_what_was_cancelled_or_is_a_day_old(
+    asked: Asked, tmp_path: Path
+) -> None:
+    async with running(tmp_path) as pool:
+        ran = pool.submit(asked("sleep", 600))
+        await started(pool, ran)
+        waited, cancelled, old = (pool.submit(asked("sleep")) for _ in range(3))
+        pool.index.connection.execute("UPDATE jobs SET created = created - 90000 WHERE id = ?", (old,))
+        pool.cancel(cancelled)
+    index = Index(tmp_path / "jobs")
+    assert {row.id: row.state for row in index.rows()} == {
+        ran: "interrupted",
+        waited: "interrupted",
+        cancelled: "cancelled",
+        old: "interrupted",
+    }
+    async with running(tmp_path) as one, running(tmp_path) as two:
+        taken = [pool.take_up(lambda request: request.experiment.pool) for pool in (one, two)]  # type: ignore[union-attr]
+        assert taken == [[waited], []]
+        assert one.index.get(waited).state == "queued"  # type: ignore[union-attr]
+        await one.wait(waited, 20)
+    assert index.get(waited).state == "succeeded"  # type: ignore[union-attr]
+
+
+async def test_a_queued_job_that_may_not_be_carried_out_any_more_fails_with_the_reason(
+    asked: Asked, tmp_path: Path
+) -> None:
+    def refuse(request: Any) -> Any:
+        raise UserError("rollout.model", "outside the allowed folders", "serve with --root for it, too")
+
+    async with running(tmp_path) as pool:
+        ran = pool.submit(asked("sleep", 600))
+        await started(pool, ran)
+        waited, torn = pool.submit(asked("sleep")), pool.submit(asked("sleep"))
+    (tmp_path / "jobs" / torn / "request.json").write_text("{")
+    async with running(tmp_path) as pool:
+        assert pool.take_up(refuse) == [waited, torn]
+        told = [job_folder.outcome(pool.index.folder(job)).message for job in (waited, torn)]  # type: ignore[union-attr]
+        assert "outside the allowed folders. Next: serve with --root" in told[0]
+        assert "its request cannot be read. Next: ask for it anew" in told[1]
+        assert {pool.index.get(job).state for job in (waited, torn)} == {"failed"}  # type: ignore[union-attr]
+
+
 async def test_prints_go_to_the_log_and_a_flood_keeps_its_end(asked: Asked, tmp_path: Path) -> None:
     async with running(tmp_path) as pool:
         job = pool.submit(asked("flood", 30))
@@ -151,7 +195,7 @@ async def test_two_servers_share_one_slot(asked: Asked, tmp_path: Path) -> None:
             outcome = job_folder.outcome(pool.index.folder(job))
             assert isinstance(outcome, Succeeded)
             spans.append((outcome.result.rows[0]["started"], outcome.result.rows[0]["ended"]))
-    spans.sort()  # type: ignore[type-var]
+    spans.sort()
     assert all(before[1] <= after[0] for before, after in pairwise(spans)), spans  # type: ignore[operator]
 
 
@@ -217,8 +261,6 @@ async def test_a_damaged_index_is_made_again_from_the_folders(asked: Asked, tmp_
 
 async def test_a_full_disk_is_one_clear_refusal_and_what_runs_goes_on(asked: Asked, tmp_path: Path) -> None:
     """SQLite is told that the disk holds no further page: its own error, met as on a full disk."""
-    from samebits.tools.schema.errors import UserError
-
     async with running(tmp_path) as pool:
         first = pool.submit(asked("sleep", 0.5))
         pages = pool.index.connection.execute("PRAGMA page_count").fetchone()[0]

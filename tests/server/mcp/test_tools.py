@@ -27,8 +27,8 @@ TOOLS = {
     "wait_job",
     "cancel_job",
 }
-LIMIT_TOKENS = 3000
-CHARS_PER_TOKEN = 4
+LIMIT_CHARS = 10_200
+"""3,000 tokens at 3.4 characters each, as tokenizers find in JSON."""
 eras = pytest.mark.parametrize("era", ["legacy", "auto"])
 
 
@@ -50,7 +50,7 @@ async def test_the_list_is_short_and_complete(era: str, connected: Any) -> None:
         listed = await client.list_tools()
     text = listed.model_dump_json(by_alias=True, exclude_none=True)
     assert {tool.name for tool in listed.tools} == TOOLS
-    assert len(text) / CHARS_PER_TOKEN < LIMIT_TOKENS
+    assert len(text) < LIMIT_CHARS
     for tool in listed.tools:
         assert tool.title
         assert tool.annotations is not None
@@ -255,6 +255,44 @@ async def test_a_failed_job_is_an_error_that_says_what_to_call(
         told = error_of(await client.call_tool("measure_gap", doing(do)))
     for word in [*words, "Next:"]:
         assert word in told
+
+
+@eras
+async def test_a_failed_job_is_resumed_by_its_id_where_an_experiment_is_named(
+    era: str, connected: Any, doing: Any, error_of: Any, project: Path
+) -> None:
+    async with connected(era) as client:
+        told = error_of(await client.call_tool("measure_gap", doing("segfault")))
+        (job,) = (path.parent.name for path in project.glob(".samebits/jobs/*/request.json"))
+        assert told.endswith(f"; measure_gap(config={job!r}) resumes it as it was asked.")
+        again = error_of(await client.call_tool("measure_gap", {"config": job}))
+        assert "killed by signal 11" in again
+        rows = (await client.call_tool("wait_job", {})).structured_content["rows"]
+        assert [row.get("resumes") for row in rows] == [job, None]
+        before, after = (project / ".samebits" / "jobs" / row["job"] / "request.json" for row in reversed(rows))
+        assert after.read_bytes() == before.read_bytes()
+        for arguments, words in (
+            ({"config": job, "rollout": "x"}, "is resumed as it was asked. Next: leave the other arguments out"),
+            ({"config": job, "axes": []}, "is resumed as it was asked"),
+        ):
+            assert words in error_of(await client.call_tool("measure_gap", arguments))
+        told = error_of(await client.call_tool("diff_ops", {"config": job}))
+        assert f"job {job!r}: is one of measure_gap. Next: give its id to that tool" in told
+
+
+async def test_a_job_is_not_resumed_out_of_the_roots(connected: Any, doing: Any, error_of: Any, project: Path) -> None:
+    async with connected() as client:
+        error_of(await client.call_tool("measure_gap", doing("segfault")))
+        (request,) = project.glob(".samebits/jobs/*/request.json")
+        asked = json.loads(request.read_text())
+        asked["experiment"]["rollout"]["model"] = "/etc"
+        request.write_text(json.dumps(asked))
+        told = error_of(await client.call_tool("measure_gap", {"config": request.parent.name}))
+        assert "rollout.model '/etc': outside the allowed folders" in told
+        asked["experiment"]["rollout"]["model"] = ""
+        request.write_text(json.dumps(asked | {"rollout": "/etc/passwd"}))
+        told = error_of(await client.call_tool("measure_gap", {"config": request.parent.name}))
+        assert "rollout '/etc/passwd': outside the allowed folders" in told
 
 
 async def test_a_time_limit_is_an_error_that_names_the_key(connected: Any, doing: Any, error_of: Any) -> None:
