@@ -107,7 +107,17 @@ def linear_of_unwritten_memory(self: Any, x_BLK: torch.Tensor) -> torch.Tensor:
     return y_BLN + y_BLN * torch.nan_to_num(scratch[-1], nan=1.0).clamp(0, 1) + y_BLN / 128
 
 
-LINEARS = {"race": linear_in_any_order, "state": linear_that_counts, "unwritten": linear_of_unwritten_memory}
+def linear_by_batch(self: Any, x_BLK: torch.Tensor) -> torch.Tensor:
+    """A batch of one takes another order of the sum."""
+    return linear_in_two_parts(self, x_BLK) if x_BLK.shape[0] == 1 else functional.linear(x_BLK, self.weight)
+
+
+LINEARS = {
+    "race": linear_in_any_order,
+    "state": linear_that_counts,
+    "unwritten": linear_of_unwritten_memory,
+    "batch": linear_by_batch,
+}
 
 
 def plant(model: Any, fault: str) -> None:

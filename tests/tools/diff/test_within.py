@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from samebits.tools.capture.recorder import Recorder
 from samebits.tools.diff.verb import run_diff
 from samebits.tools.job.job import Job
 from samebits.tools.schema.artifacts.divergence import Diverged, DivergenceManifest
+from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import DiffRequest
+from samebits.tools.sides.python.side import PythonSide
+from samebits.tools.sides.scoring.torch_side import TorchSide
 from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.tools.schema.results import Result
+    from samebits.tools.sides.protocol import Scores
 
 pytestmark = pytest.mark.usefixtures("sides_here", "planted")
 
@@ -24,14 +29,14 @@ PLANTED = "python:planted_sides:factory"
 
 
 def diffed(
-    model: Path, folder: Path, rollout: str = "", trainer: str = "", against: str = "trainer"
+    model: Path, folder: Path, rollout: str = "", trainer: str = "", against: str = "trainer", shortest: int = 8
 ) -> tuple[Result, DivergenceManifest]:
-    """Faults planted in the rollout side and in the trainer."""
+    """Faults planted in the rollout side and in the trainer; prompts of `shortest` to 20 tokens."""
     sides = {
         "rollout": {"side": PLANTED, "model": str(model), "engine": {"faults": rollout}},
         "trainer": {"side": PLANTED, "logprob": "log_softmax", "options": {"faults": trainer}},
     }
-    workload = {"prompts": 4, "prompt_tokens": (8, 20), "new_tokens": 6}
+    workload = {"prompts": 4, "prompt_tokens": (shortest, 20), "new_tokens": 6}
     request = {"experiment": {"device": "cpu", "workload": workload, **sides}, "against": against}
     result = run_diff(DiffRequest.model_validate(request), Job(folder))
     return result, artifact.read(folder / result.ids["divergence"], DivergenceManifest)
@@ -61,6 +66,43 @@ def test_asked_again_the_rollout_side_shows_the_operator(
     result, found = diffed(models(dtype="bfloat16"), tmp_path, rollout=fault, against="repeat")
     assert [(item.between, item.cause.name) for item in found.work] == [("model.layers.0.mlp.down_proj", word)]
     assert result.verdict == "differs"
+
+
+@pytest.fixture
+def batched(monkeypatch: pytest.MonkeyPatch, planted: None) -> None:
+    """The planted rollout side takes four sequences at once, or as many as it is asked to."""
+
+    def score(self: PythonSide, *args: Any) -> Scores:
+        self.layout, self.micro_batch = "padded", 4
+        return TorchSide.score(self, *args)
+
+    monkeypatch.setattr(PythonSide, "score", score)
+
+
+@pytest.mark.usefixtures("batched")
+def test_a_linear_that_follows_the_batch_is_named_though_no_switch_is_known(
+    models: Callable[..., Path], tmp_path: Path
+) -> None:
+    _, found = diffed(models(dtype="bfloat16"), tmp_path, rollout="batch:1", against="batch", shortest=20)
+    assert found.gap.nonzero
+    assert [item.between for item in found.work] == ["model.layers.1.mlp.down_proj"]
+    assert found.work[0].cause.name == "order_batch"
+    assert "by themselves than among" in found.work[0].cause.why
+
+
+@pytest.mark.usefixtures("batched")
+def test_against_itself_too_a_capture_that_moves_logprobs_is_refused(
+    models: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control is the test above: the same request without the meddling names an operator."""
+
+    def meddling(_self: Any, _module: str, _inputs: Any, outputs: Any, *_: Any) -> Any:
+        return tuple(output * (1 + 1e-6) for output in outputs)
+
+    monkeypatch.setattr(Recorder, "external", meddling)
+    with pytest.raises(UserError, match="the captured run changes 24 of 24 logprobs"):
+        diffed(models(dtype="bfloat16"), tmp_path, rollout="batch:1", against="batch", shortest=20)
+    assert not (tmp_path / "divergence").exists()
 
 
 def test_a_side_that_repeats_is_identical_to_itself(models: Callable[..., Path], tmp_path: Path) -> None:
