@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from samebits.tools.guard.batch import Batch, Ids
-from samebits.tools.guard.figures import figures
+from samebits.tools.measure import gap
 from samebits.tools.schema.artifacts.gap import GapStats
 from samebits.tools.schema.base import Model
 from samebits.tools.schema.errors import UserError
@@ -110,7 +110,7 @@ class Guard:
         """
         batch = Batch.of(rollout_lp, trainer_lp, mask, weight_version, prompt_ids, sampled_ids)
         self._calls += 1
-        stats = figures(batch.rollout_lp, batch.trainer_lp, batch.mask)
+        stats = gap.stats(batch.rollout_lp, batch.trainer_lp, batch.mask)
         bad = stats.nonzero > 0 or stats.nonfinite > 0
         stored = self._store(batch) if bad and self.stored is None else None
         self._write(weight_version, stats, stored)

@@ -1,6 +1,6 @@
 """How far two sets of logprobs are apart.
 
-Legend: N sampled tokens in all, M valid ones.
+Legend: N sampled tokens in all.
 """
 
 from __future__ import annotations
@@ -36,25 +36,36 @@ def differs(a_N: torch.Tensor, b_N: torch.Tensor) -> torch.Tensor:
 
 
 def stats(rollout_N: torch.Tensor, trainer_N: torch.Tensor, valid_N: torch.Tensor) -> GapStats:
-    """Over valid tokens; diff = rollout - trainer.
+    """Over valid tokens; diff = rollout - trainer. Nothing is indexed by a mask, so that a device is asked once.
 
     Max, mean, std and k3 are taken in float64 over the valid tokens that are finite on both sides; `nonfinite` counts
     the others, and any of them makes the comparison fail. With no finite token there is nothing to take them over: they
     are NaN, since 0 is the word for success. k3 is the mean of expm1(r) - r with r = trainer - rollout (Schulman).
+
+    Args:
+        rollout_N, trainer_N: float32 of one shape on one device.
+        valid_N: bool.
     """
-    nonzero = int((differs(rollout_N, trainer_N) & valid_N).sum())
     finite_N = rollout_N.isfinite() & trainer_N.isfinite()
     used_N = valid_N & finite_N
-    diff_M = rollout_N[used_N].double() - trainer_N[used_N].double()
-    some = len(diff_M) > 0
+    zero = torch.zeros((), dtype=torch.float64, device=rollout_N.device)
+    diff_N = torch.where(used_N, rollout_N.double() - trainer_N.double(), zero)
+    count = used_N.sum().clamp(min=1)
+    mean = diff_N.sum() / count
+    variance = torch.where(used_N, (diff_N - mean).square(), zero).sum() / count
+    k3 = (torch.expm1(-diff_N) + diff_N).sum() / count
+    largest = torch.cat([diff_N.abs().flatten(), zero[None]]).max()
+    counts = [valid_N.sum(), (differs(rollout_N, trainer_N) & valid_N).sum(), (valid_N & ~finite_N).sum()]
+    sizes_4 = torch.stack([largest, mean, variance.sqrt(), k3]).masked_fill(~used_N.any(), torch.nan)
+    values = torch.cat([torch.stack([one.double() for one in counts]), sizes_4]).tolist()
     return GapStats(
-        tokens=int(valid_N.sum()),
-        nonzero=nonzero,
-        nonfinite=int((valid_N & ~finite_N).sum()),
-        max=float(diff_M.abs().max()) if some else math.nan,
-        mean=float(diff_M.mean()) if some else math.nan,
-        std=float(diff_M.std(correction=0)) if some else math.nan,
-        k3=float((torch.expm1(-diff_M) + diff_M).mean()) if some else math.nan,
+        tokens=int(values[0]),
+        nonzero=int(values[1]),
+        nonfinite=int(values[2]),
+        max=values[3],
+        mean=values[4],
+        std=values[5],
+        k3=values[6],
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samebits.tools.guard.figures import figures
+from samebits.tools.measure.gap import stats
 from samebits.tools.rl import corrections
 from samebits.tools.rl.child import Plan, sides
 from samebits.tools.rl.loop import Sampled, learn, rewarded
@@ -147,7 +147,7 @@ class Comparison:
         begun = self.clock()
         with replay.chosen(self.policy.side.module) as notes:
             exact_N = self.policy.recompute(batch.data)
-        if not figures(batch.data.logprob_N, exact_N, batch.data.valid_N).exact:
+        if not stats(batch.data.logprob_N, exact_N, batch.data.valid_N).exact:
             raise UserError(
                 "the exact trainer", "differs from the rollouts: it is no truth here", "samebits measure says where"
             )
@@ -195,7 +195,7 @@ class Comparison:
         tally.seconds.append(self.clock() - begun)
         tally.add(self.policy.flat_gradient(), truth_G)
         used_N = weights.weight_N > 0
-        tally.k3.append(figures(batch.data.logprob_N, trainer_N, used_N).k3)
+        tally.k3.append(stats(batch.data.logprob_N, trainer_N, used_N).k3)
         tally.kept.append(weights.kept)
         tally.truncated.append(weights.truncated / len(trainer_N))
 
@@ -296,7 +296,7 @@ def _compared(found: Comparison) -> Compared:
         said.append(f"routing {found.source}; the exact trainer's own choice is the same everywhere")
     return Compared(
         rows=tuple(tally.row(name, notes.get(name, "")) for name, tally in found.tallies.items()),
-        mismatch=figures(reported_N, stock_N, valid_N),
-        truth=figures(reported_N, exact_N, valid_N),
+        mismatch=stats(reported_N, stock_N, valid_N),
+        truth=stats(reported_N, exact_N, valid_N),
         notes=tuple(said),
     )

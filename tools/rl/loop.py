@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from samebits.tools.guard import Guard, NotExact
-from samebits.tools.guard.figures import figures
+from samebits.tools.measure.gap import stats
 from samebits.tools.rl import corrections
 from samebits.tools.rl.policy import Centered
 from samebits.tools.rl.task import draw, sampling_seeds
@@ -115,7 +115,7 @@ class Loop:
         if old is not fresh:
             trainer_N = self.policy.recompute(old.data)
         weights, loss = learn(self.policy, old, trainer_N, self.settings)
-        staleness = figures(old.data.logprob_N, trainer_N, old.data.valid_N)
+        staleness = stats(old.data.logprob_N, trainer_N, old.data.valid_N)
         norm = self.policy.update()
         clock.lap("update")
         self._push()

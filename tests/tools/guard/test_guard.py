@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from samebits.tools.guard import Guard, NotExact
-from samebits.tools.guard.figures import figures
 from samebits.tools.job.rollouts import obtain
-from samebits.tools.measure import gap
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides import rollout_store
 
@@ -132,16 +128,3 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(tmp_path: Path, chang
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="on_difference"):
         Guard(tmp_path, on_difference="ignore")  # type: ignore[arg-type]
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.floats(-20, 0, width=32), st.floats(-20, 0, width=32), st.booleans()), min_size=1))
-def test_the_figures_are_those_of_measure(rows: list[tuple[float, float, bool]]) -> None:
-    rollout = torch.tensor([row[0] for row in rows])
-    trainer = torch.tensor([row[1] for row in rows])
-    mask = torch.tensor([row[2] for row in rows])
-    ours, theirs = figures(rollout, trainer, mask), gap.stats(rollout, trainer, mask)
-    assert (ours.tokens, ours.nonzero, ours.nonfinite) == (theirs.tokens, theirs.nonzero, theirs.nonfinite)
-    assert ours.max == pytest.approx(theirs.max, rel=0, abs=0, nan_ok=True)
-    assert (ours.mean, ours.std) == pytest.approx((theirs.mean, theirs.std), rel=1e-9, abs=1e-12, nan_ok=True)
-    assert ours.k3 == pytest.approx(theirs.k3, rel=1e-9, abs=1e-12, nan_ok=True)

@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from samebits.tools.measure import gap
 from samebits.tools.measure.answer import figures
@@ -30,6 +32,24 @@ def test_figures_are_those_of_the_definition_in_float64() -> None:
     assert found.std == pytest.approx(math.sqrt(sum((d - mean) ** 2 for d in diffs) / 3), abs=1e-15)
     assert found.k3 == pytest.approx(sum(math.expm1(-d) + d for d in diffs) / 3, abs=1e-15)
     assert not found.exact
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.floats(-20, 0, width=32), st.floats(-20, 0, width=32), st.booleans()), min_size=1))
+def test_masked_tokens_count_in_no_figure(rows: list[tuple[float, float, bool]]) -> None:
+    """The figures by indexing, in Python's floats."""
+    found = gap.stats(every(*(r[0] for r in rows)), every(*(r[1] for r in rows)), torch.tensor([r[2] for r in rows]))
+    diffs = [rollout - trainer for rollout, trainer, valid in rows if valid]
+    assert found.tokens == len(diffs)
+    if not diffs:
+        assert all(math.isnan(value) for value in (found.max, found.mean, found.std, found.k3))
+        return
+    mean = math.fsum(diffs) / len(diffs)
+    assert found.max == max(abs(d) for d in diffs)
+    assert found.mean == pytest.approx(mean, rel=1e-9, abs=1e-12)
+    assert found.std == pytest.approx(math.sqrt(math.fsum((d - mean) ** 2 for d in diffs) / len(diffs)), abs=1e-7)
+    k3 = math.fsum(math.expm1(-d) + d for d in diffs) / len(diffs)
+    assert found.k3 == pytest.approx(k3, rel=1e-9, abs=1e-12)
 
 
 def test_equal_bits_are_exact_and_one_ulp_is_not() -> None:
