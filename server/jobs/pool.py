@@ -17,13 +17,13 @@ import anyio
 
 from samebits.server.jobs import folder as job_folder
 from samebits.server.jobs import launch, resume
-from samebits.server.jobs.order import order_of, settings_of
+from samebits.server.jobs.order import order_of, settings_of, worker_environment
 from samebits.server.jobs.queue import Queue, write_failure
 from samebits.server.pool.spool import Spool
 from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from samebits.server.jobs.folder import State
     from samebits.server.jobs.index import Index
@@ -42,9 +42,23 @@ CLOSE_S = 40.0
 
 
 class Pool:
-    """Jobs of one server. Everything here runs on the event loop's thread."""
+    """Jobs of one server. Everything here runs on the event loop's thread.
 
-    def __init__(self, index: Index, slots: Slots, *, python: str = "", spool: Spool | None = None) -> None:
+    Args:
+        python: interpreter of the workers, before that of their experiments.
+        env: on top of the workers' environment.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        slots: Slots,
+        *,
+        python: str = "",
+        spool: Spool | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.env = dict(env or {})
         self.index = index
         self.slots = slots
         self.python = python
@@ -109,6 +123,8 @@ class Pool:
             self.spool.put(order)
             return
         job = Path(order.folder).name
+        if self.env:
+            order = order.model_copy(update={"env": worker_environment() | self.env})
         self.queue.add(job, order)
         self.ended[job] = anyio.Event()
         self._arrived.set()

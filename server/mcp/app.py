@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from samebits.server.mcp.roots import Roots
 
 JOBS = ".samebits/jobs"
+SAFE = {"PYTHONSAFEPATH": "1"}
+"""No module is looked for in the working directory, which is the project."""
 BOUNDS = frozenset(("title", "minimum", "maximum", "maxLength", "maxItems"))
 UNSAID = frozenset(("title", "default", "additionalProperties", "required", "items"))
 INSTRUCTIONS = Path(__file__).with_name("texts") / "instructions.md"
@@ -117,8 +119,8 @@ def make_server(
         root = roots.project / JOBS
         index = Index(root)
         sweep(root)
-        pool = Pool(index, Slots(locks or default_folder()), python=python)
-        app = App(pool, roots, python, patience_s)
+        pool = Pool(index, Slots(locks or default_folder()), python=python, env=SAFE if read_only else {})
+        app = App(pool, roots, python, patience_s, read_only)
 
         async def prepare() -> None:
             # Ahead of the first job and beside the start: nvidia-smi can take seconds.

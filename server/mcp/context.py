@@ -16,6 +16,7 @@ from samebits.server.jobs import folder as job_folder
 from samebits.server.jobs import resume
 from samebits.server.mcp import answers
 from samebits.server.mcp.clean import clean
+from samebits.server.mcp.overrides import SWITCHES
 from samebits.server.mcp.overrides import check as check_overrides
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
@@ -47,6 +48,7 @@ class App:
     roots: Roots
     python: str
     patience_s: float = PATIENCE_S
+    read_only: bool = False
 
     def experiment(self, config: str, overrides: tuple[str, ...]) -> Experiment:
         """The experiment a call names, its paths checked.
@@ -62,6 +64,23 @@ class App:
             check_overrides(reader.read(path), experiment, self.roots, self.python)
         self.roots.check(experiment, self.python)
         return experiment
+
+    def looked_at(self, config: str, overrides: tuple[str, ...]) -> Experiment:
+        """The experiment as inspect_setup takes it. Read-only: no file of the project decides what is run, so its
+        interpreter, its cluster and the variables that could load code are left out.
+
+        Raises:
+            UserError: see `experiment`.
+        """
+        found = self.experiment(config, overrides)
+        if not self.read_only:
+            return found
+        sides = {
+            role: side.model_copy(update={"env": {k: v for k, v in side.env.items() if k in SWITCHES}})
+            for role, side in (("rollout", found.rollout), ("trainer", found.trainer))
+        }
+        pool = found.pool.model_copy(update={"worker_python": "", "backend": "embedded"})
+        return found.model_copy(update={**sides, "pool": pool})
 
     def own(self) -> Experiment:
         """The project's experiment, its paths checked; without a file the defaults."""
@@ -101,6 +120,8 @@ class App:
             tool = answers.for_tools(f"samebits {request.kind}")
             raise UserError(f"job {job!r}", f"is one of {tool}", "give its id to that tool")
         self.checked(request)
+        if self.read_only:
+            raise UserError(f"job {job!r}", "this server only looks", "name an experiment")
         return request
 
     def artifact(self, text: str, kind: str) -> str:

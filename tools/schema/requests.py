@@ -22,6 +22,8 @@ class InspectRequest(Model):
 
     kind: Literal["inspect"] = "inspect"
     experiment: Experiment
+    foreign: bool = True
+    """Import python: sides, which runs their code; False: they are not looked at."""
 
 
 class MeasureRequest(Model):

@@ -73,6 +73,37 @@ async def test_read_only_lists_only_what_starts_nothing(connected: Any) -> None:
         assert (await client.call_tool("measure_gap", {})).is_error
 
 
+PLANTED = """#!/bin/sh
+touch {ran}
+"""
+
+
+async def test_read_only_runs_no_file_of_the_project(connected: Any, project: Path, tmp_path: Path) -> None:
+    """Its interpreter, its python: side, its variables and its modules are all planted; the control is a server that
+    may do work, under which the interpreter of the project's file runs."""
+    ran = tmp_path / "ran"
+    planted = f"open({str(ran)!r}, 'a').close()\n"
+    (project / "worker").write_text(PLANTED.format(ran=ran))
+    for name in ("planted.py", "sitecustomize.py", "torch.py"):
+        (project / name).write_text(planted)
+    file = project / "samebits.toml"
+    text = file.read_text().replace(
+        'model = "model"', f'side = "python:planted:f"\nenv = {{ PYTHONPATH = "{project}" }}'
+    )
+    file.write_text(text)
+    async with connected(read_only=True) as client:
+        answer = (await client.call_tool("inspect_setup", {})).structured_content
+        while answer["state"] in ("queued", "running"):
+            answer = (await client.call_tool("wait_job", {"job": answer["job"]})).structured_content
+    assert not ran.exists()
+    rows = {row["check"]: row["outcome"] for row in answer["rows"]}
+    assert rows["rollout side"] == "not looked at"
+    assert answer["verdict"] == "unjudged"
+    async with connected() as client:
+        await client.call_tool("inspect_setup", {})
+    assert ran.exists()
+
+
 @eras
 async def test_a_call_gives_the_flat_answer_and_artifacts_as_ids(era: str, connected: Any, doing: Any) -> None:
     async with connected(era) as client:
