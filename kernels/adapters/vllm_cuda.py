@@ -23,7 +23,9 @@ from samebits.kernels.adapters import backward, limits, stock
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.operators import Facts, Operator, Table, accept
 from samebits.kernels.adapters.pack import Pack
-from samebits.kernels.adapters.vllm_shared import Rotary, head, logprob, pages, scaled
+from samebits.kernels.adapters.rotary_table import vllm_table
+from samebits.kernels.adapters.vllm_logprob import logprob_v1, logprob_v2
+from samebits.kernels.adapters.vllm_shared import Rotary, check_head_size, head, pages
 
 BLOCK = 16
 """Tokens of a KV block: vLLM's default on CUDA."""
@@ -145,31 +147,12 @@ class Activation(torch.autograd.Function):
         return tuple(part.to(grads[0].dtype) for part in torch.autograd.grad(out, (gate, up), grads[0].float()))
 
 
-class TokenLogprob(torch.autograd.Function):
-    """Model Runner V2: one Triton program per row, blocks of 1024, logit - max - log(sum)."""
+def rotary(facts: Facts) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """vLLM's kernel on vLLM's table, which it computes on the GPU: that of the trainer has other bits."""
+    own_PE = vllm_table(facts.rope_theta, facts.head_dim, facts.positions, facts.dtype, facts.device)
 
-    @staticmethod
-    def forward(ctx: Any, logits_MV: torch.Tensor, token_M: torch.Tensor) -> torch.Tensor:
-        from vllm.v1.worker.gpu.sample.logprob import compute_token_logprobs
-
-        ctx.save_for_backward(logits_MV, token_M)
-        out: torch.Tensor = compute_token_logprobs(logits_MV.detach(), token_M[:, None])[:, 0]
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        logits_MV, token_M = ctx.saved_tensors
-        part_MV = -logits_MV.float().softmax(-1)
-        part_MV.scatter_add_(1, token_M[:, None], torch.ones_like(part_MV[:, :1]))
-        return (part_MV * grads[0][:, None]).to(logits_MV.dtype), None
-
-
-token_logprob: Callable[..., torch.Tensor] = TokenLogprob.apply
-
-
-def logprob_v2(logits_MV: torch.Tensor, token_M: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Model Runner V2's sampler."""
-    return token_logprob(scaled(logits_MV, temperature), token_M)
+    turn: Callable[..., tuple[torch.Tensor, ...]] = Rotary.apply
+    return lambda q_THE, k_TGE, _, pack: turn(q_THE, k_TGE, own_PE, pack)
 
 
 def check(facts: Facts) -> None:
@@ -177,6 +160,9 @@ def check(facts: Facts) -> None:
     limits.check("vllm", "cuda", facts.dtype, experts=bool(facts.experts))
     if facts.head_dim % 8 or facts.head_dim > 256:
         raise PatchError(f"head size {facts.head_dim}", "is not one of FlashAttention", "use a multiple of 8 up to 256")
+    check_head_size(facts.head_dim, envs.VLLM_BATCH_INVARIANT)
+    if not facts.rope_theta:
+        raise PatchError("the model's config", "names no rope_theta", "add rope_parameters to it")
 
 
 def table(facts: Facts) -> Table:
@@ -187,7 +173,7 @@ def table(facts: Facts) -> Table:
     made = [
         Operator("embedding", "vllm: torch embedding", plain["embedding"].run, check),
         Operator("norm", f"vllm rms_norm, fused_add_rms_norm ({mode})", Norm.apply, check),
-        Operator("rotary", "vllm._custom_ops.rotary_embedding", Rotary.apply, check),
+        Operator("rotary", "vllm._custom_ops.rotary_embedding, table of the GPU", rotary(facts), check),
         Operator("attention", f"vllm flash_attn_varlen_func ({mode})", Attention.apply, check),
         Operator("linear", f"vllm linear ({mode})", linear, check),
         Operator("head", f"vllm linear ({mode}), padded vocabulary", partial(head, linear), check),
@@ -197,7 +183,7 @@ def table(facts: Facts) -> Table:
         Operator(
             "logprob",
             f"vllm sampler of {'Model Runner V2' if second else 'V1'}",
-            logprob_v2 if second else logprob,
+            logprob_v2 if second else logprob_v1,
             accept,
         ),
     ]

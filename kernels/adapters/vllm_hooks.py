@@ -93,6 +93,8 @@ CUDA: Hooks = {
     ("vllm.v1.attention.backends.fa_utils", "get_flash_attn_version"): ("requires_alibi", "head_size"),
     ("vllm.model_executor.layers.batch_invariant", "linear_batch_invariant"): ("input", "weight", "bias"),
     ("vllm.model_executor.layers.batch_invariant", "rms_norm_batch_invariant"): ("input", "weight", "eps", "residual"),
+    ("vllm.model_executor.layers.batch_invariant", "log_softmax"): ("input", "dim"),
+    ("vllm.v1.worker.gpu.sample.gumbel", "apply_temperature"): ("logits", "expanded_idx_mapping", "temperature"),
     ("vllm.v1.worker.gpu.sample.logprob", "compute_token_logprobs"): ("logits", "token_ids"),
 }
 """vLLM 0.26.0: read in its source, not run."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from vllm import _custom_ops as ops
 
 from samebits.kernels.adapters import backward
+from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.pack import Pack
 
 VOCABULARY_MULTIPLE = 64
@@ -58,6 +59,21 @@ def head(
         bias_V = None if bias_V is None else F.pad(bias_V, (0, missing))
     out = linear(x_TK, weight_VK, bias_V)
     return out[:, :size] if missing else out
+
+
+def check_head_size(size: int, batch_invariant: bool) -> None:
+    """FlashAttention 3 with one split, as the batch-invariant mode runs it: beside a growing prefill a decode row of
+    head size 64 got other bits on an H200, one of head size 128 did not (docs/results/kernels.md).
+
+    Raises:
+        PatchError: a head size at which no trainer can follow the engine.
+    """
+    if batch_invariant and size < 128:
+        raise PatchError(
+            f"head size {size}",
+            "FlashAttention with one split gives a row other bits beside a longer one, so no trainer can follow it",
+            'use the table "samebits"',
+        )
 
 
 def scaled(logits_MV: torch.Tensor, temperature: float) -> torch.Tensor:
