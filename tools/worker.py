@@ -20,6 +20,7 @@ from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import REQUEST
 from samebits.tools.schema.results import Cancelled, Failed, Succeeded
 from samebits.tools.sides.session import SideDied
+from samebits.tools.store.room import is_full
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -96,6 +97,8 @@ def outcome_of(folder: Path) -> Outcome:
         return Cancelled()
     except Exception as error:  # whatever it is, the job must say how it ended
         traceback.print_exc()
+        if is_full(error):
+            return Failed(error="resource", message=f"{type(error).__name__}: {error}. Next: make room on the disk")
         return Failed(
             error="internal", message=f"{type(error).__name__}: {error}. The traceback is in {folder / 'log.txt'}"
         )

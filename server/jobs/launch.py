@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,14 +117,18 @@ def prepare(request: Request, folder: Path) -> None:
     Raises:
         UserError: the folder exists or cannot be made.
     """
+    made = False
     try:
         folder.mkdir(parents=True, exist_ok=False)
+        made = True
         part = folder / "request.json.part"
         part.write_text(request.model_dump_json(indent=1), encoding="utf-8")
         part.replace(folder / "request.json")
     except FileExistsError as error:
         raise UserError(str(folder), "this job folder exists already", "give another --out") from error
     except OSError as error:
+        if made:
+            shutil.rmtree(folder, ignore_errors=True)  # a full disk: half a request is no job
         raise UserError(
             str(error.filename or folder), error.strerror or str(error), "check the path and the disk"
         ) from error

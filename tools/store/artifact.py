@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.stored import MANIFEST, M, identity, read, sha256
+from samebits.tools.store.room import is_full
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,11 +49,13 @@ def write(
         whole = manifest.model_copy(update={"files": {name: sha256(part / name) for name in names}})
         (part / MANIFEST).write_text(whole.model_dump_json(indent=1), encoding="utf-8")
         os.replace(part, folder)
-    except OSError as error:
+    except Exception as error:
         shutil.rmtree(part, ignore_errors=True)
+        if not isinstance(error, OSError) and not is_full(error):  # safetensors has an error of its own
+            raise
         raise UserError(
             str(folder),
-            f"cannot be written ({error.strerror or error})",
+            f"cannot be written ({getattr(error, 'strerror', '') or error})",
             "free disk space or choose another run folder",
         ) from error
     return whole

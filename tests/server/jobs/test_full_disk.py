@@ -57,6 +57,34 @@ print(json.dumps([said, rounds, left, [row.id for row in Index(root).rows()]]))
 """
 
 
+FILL = """import json, sys
+from pathlib import Path
+def fill():
+    try:
+        with Path("junk").open("ab", 0) as file:
+            while True:
+                file.write(b"x" * 4096)
+    except OSError:
+        pass
+"""
+SUBMIT = (
+    FILL
+    + """
+from samebits.server.jobs import launch
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.requests import InspectRequest
+request, told = InspectRequest.model_validate({"experiment": {}}), []
+for name in ("before", "after"):
+    try:
+        launch.prepare(request, Path("jobs", name))
+    except UserError as error:
+        told.append(str(error))
+    fill()
+print(json.dumps([told, [path.name for path in Path("jobs").iterdir()]]))
+"""
+)
+
+
 def on_a_small_disk(folder: Path, *command: str) -> str:
     """What a command prints that runs on a file system of 512 KiB."""
     folder.mkdir()
@@ -77,3 +105,10 @@ def test_gc_makes_room_on_a_full_disk_and_runs_again(index: str, tmp_path: Path)
     assert rounds[1] == [[], 0, 1]
     assert left == ["20260101-000001-measure-b"]
     assert listed == left
+
+
+def test_a_request_that_finds_no_room_leaves_no_folder(tmp_path: Path) -> None:
+    told, left = json.loads(on_a_small_disk(tmp_path / "disk", sys.executable, "-c", SUBMIT))
+    assert len(told) == 1, "the control: there was room before"
+    assert "No space left on device. Next: check the path and the disk" in told[0]
+    assert left == ["before"]

@@ -1,0 +1,69 @@
+"""An artifact on a full disk: one error in plain words, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samebits.tools.store.room import is_full
+
+MOUNT = 'mount -t tmpfs -o size=512k tmpfs "$0" || exit 77; cd "$0"; exec "$@"'
+WRITE = """import json, sys
+from pathlib import Path
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from samebits.tools.schema.artifacts.base import Manifest
+from samebits.tools.schema.errors import UserError
+from samebits.tools.store import artifact
+told, control = [], ""
+for name in ("before", "after"):
+    try:
+        artifact.write(Path(name), Manifest(kind="x"), {"x.safetensors": {"x": torch.zeros(20_000)}})
+    except UserError as error:
+        told.append(str(error))
+    try:
+        with Path("junk").open("ab", 0) as file:
+            while True:
+                file.write(b"x" * 4096)
+    except OSError:
+        pass
+try:
+    save_file({"x": torch.zeros(20_000)}, "other.safetensors")
+except SafetensorError as error:
+    control = str(error)
+print(json.dumps([told, sorted(path.name for path in Path().iterdir() if path.is_dir()), control]))
+"""
+
+
+def test_a_full_disk_is_one_error_though_safetensors_says_it_in_its_own_way(tmp_path: Path) -> None:
+    """The disk is a real file system of 512 KiB; the control is what safetensors itself raises there."""
+    command = ["unshare", "-Urm", "sh", "-c", MOUNT, str(tmp_path), sys.executable, "-c", WRITE]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode == 77 or "unshare" in run.stderr:
+        pytest.skip(f"not run: no file system of its own can be made here: {run.stderr.strip()}")
+    assert run.returncode == 0, run.stderr
+    told, left, control = json.loads(run.stdout)
+    assert "os error 28" in control
+    assert len(told) == 1
+    assert told[0].startswith("after: cannot be written (")
+    assert "Next: free disk space or choose another run folder" in told[0]
+    assert left == ["before"], "nothing half-written stays"
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (OSError(28, "No space left on device"), True),
+        (RuntimeError('Io(Os { message: "No space left on device" })'), True),
+        (ValueError("I/O error: (os error 28)"), True),
+        (OSError(13, "Permission denied"), False),
+        (ValueError("28"), False),
+    ],
+)
+def test_only_a_full_disk_is_called_one(error: Exception, full: bool) -> None:
+    assert is_full(error) is full
