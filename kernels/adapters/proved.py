@@ -34,6 +34,10 @@ ENGINE_ALONE = ("VLLM_CPU_ATTN_SPLIT_KV", "VLLM_USE_FLASHINFER_SAMPLER", switch.
 """Those that no operator of a trainer reads."""
 
 
+COMPARED = set[str]()
+"""Roles that were compared in this process and went on."""
+
+
 @dataclass(slots=True, frozen=True)
 class Standing:
     """How a set-up stands to its lock."""
@@ -102,6 +106,7 @@ def compare(role: str, asked: Mapping[str, str], lock: Path | str | None, allow_
     """
     path = find(lock)
     if path is None:
+        COMPARED.add(role)
         return Standing(None)
     held = _read(path)
     now = fingerprint(role)
@@ -130,6 +135,7 @@ def compare(role: str, asked: Mapping[str, str], lock: Path | str | None, allow_
         )
     if changed:
         warnings.warn(str(standing), stacklevel=3)
+    COMPARED.add(role)
     return standing
 
 

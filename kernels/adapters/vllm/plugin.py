@@ -7,12 +7,15 @@ environment asks for it.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
 from samebits.kernels.adapters.vllm import switch
 
 MARK = "_samebits_kernels"
+REQUEST = "SAMEBITS_REQUEST"
+"""Set in engines that the command line opens itself: they are what one finds out with, and compare with no lock."""
 
 
 def register() -> None:
@@ -59,11 +62,26 @@ def _replaces_the_operators(method: Callable[..., Any]) -> Callable[..., Any]:
         from samebits.kernels.adapters.vllm.install import check, install
 
         check(self.vllm_config)
+        _compare(self.vllm_config)
         result = method(self, *args, **kwargs)
         install(self)
         return result
 
     return load_model
+
+
+def _compare(config: Any) -> None:
+    """With the lock that the environment names, where no `engine_options` of this process did (vllm serve, Ray).
+
+    Raises:
+        PatchError: a set-up other than the locked one.
+    """
+    from samebits.kernels.adapters import proved
+
+    if not os.environ.get(proved.VARIABLE) or os.environ.get(REQUEST) or "rollout" in proved.COMPARED:
+        return
+    dtype = str(config.model_config.dtype).removeprefix("torch.")
+    proved.compare("rollout", {"kernels": switch.TABLE, "dtype": dtype}, None, False)
 
 
 def _keep_weights() -> None:
