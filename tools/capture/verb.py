@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING
 
 from samebits.tools.job.job import runs_compiled
-from samebits.tools.measure.rollouts import obtain
-from samebits.tools.measure.sides import Sides
+from samebits.tools.job.rollouts import obtain
+from samebits.tools.job.sides import Sides
 from samebits.tools.schema.artifacts.capture import CaptureManifest
 from samebits.tools.schema.artifacts.weights import SideModules
 from samebits.tools.schema.errors import UserError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.tools.job.job import Job
-    from samebits.tools.measure.rollouts import Source
+    from samebits.tools.job.rollouts import Source
     from samebits.tools.schema.experiment import Capture
     from samebits.tools.schema.requests import CaptureRequest
     from samebits.tools.sides.protocol import Scores
@@ -43,7 +43,7 @@ def run_capture(request: CaptureRequest, job: Job) -> Result:
     if compiled:
         _check_compiled(request.experiment.capture)
     with Sides(job, request.experiment) as sides:
-        source = obtain(sides, request.rollout)
+        source = obtain(request.rollout, sides.experiment, lambda: sides.session("rollout"), job)
         config = request.experiment.capture
         modules = None if config.layers == "all" else chosen_modules(_modules(sides, request, job), config)
         plan = plan_of(config, modules, len(source.data.sequences))

@@ -55,13 +55,13 @@ def exact_and_update(job: Job, experiment: Experiment) -> Proven:
         engine = stack.enter_context(job.open_side("rollout", experiment))
         trainer = stack.enter_context(job.open_side("trainer", experiment))
         job.prepare("trainer", experiment)  # of the next step, which wants the weights before the update
-        rollout = obtain(None, experiment, engine, job)
+        rollout = obtain(None, experiment, lambda: engine, job).folder
         exact, after_N = _recompute(job, rollout, engine, trainer)
         begun = time.monotonic()
         weights = job.folder / "updated.safetensors"
         trainer.ask(Step(rollout=str(rollout), rate=RATE, save=str(weights)))
         pushed = engine.ask(Push(weights=str(weights), version=1))
-        updated, _ = _recompute(job, obtain(None, experiment, engine, job), engine, trainer)
+        updated, _ = _recompute(job, obtain(None, experiment, lambda: engine, job).folder, engine, trainer)
         seconds = time.monotonic() - begun
         weights.unlink()
         assert engine.opened is not None

@@ -7,10 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from samebits.tools.align.taps import Taps
-from samebits.tools.measure.sides import readings_with
-from samebits.tools.schema.artifacts.weights import SideWeights
-from samebits.tools.schema.passes import How, Score, Weights
-from samebits.tools.sides import rollout_store
+from samebits.tools.job.sides import readings_with, score_with, weights_with
+from samebits.tools.schema.passes import How
 from samebits.tools.sides.protocol import Scores
 
 if TYPE_CHECKING:
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from samebits.tools.job.job import Job
+    from samebits.tools.schema.artifacts.weights import SideWeights
     from samebits.tools.schema.passes import Reading
     from samebits.tools.schema.sites import CapturePlan, Edit
     from samebits.tools.sides.session import Session
@@ -61,18 +60,13 @@ class Asker:
         """Run one pass. `name` is the folder it is kept under."""
         self.passes[role] = self.passes.get(role, 0) + 1
         folder = self.job.new(f"passes/{role}-{name}")
-        self.sessions[role].ask(
-            Score(rollout=str(self.rollout), how=how, folder=str(folder), capture=plan, edits=edits)
-        )
-        scores = rollout_store.read_scores(folder)
+        scores, _ = score_with(self.sessions[role], self.job, role, self.rollout, how, plan, edits, folder=folder)
         return Answer(scores.logprob_N, scores.scored_N, folder)
 
     def readings(self, readings: tuple[Reading, ...]) -> dict[str, torch.Tensor]:
         """Columns of the trainer's logits under other readings."""
-        return readings_with(self.sessions["trainer"], self.job, self.rollout, readings)
+        return readings_with(self.sessions["trainer"], self.job.new("readings"), self.rollout, readings)
 
     def weights(self, role: str) -> SideWeights:
         """Weights of a side as its operators see them."""
-        folder = self.job.new(f"passes/{role}-weights")
-        self.sessions[role].ask(Weights(folder=str(folder)))
-        return SideWeights.model_validate_json((folder / "weights.json").read_text(encoding="utf-8"))
+        return weights_with(self.sessions[role], self.job.new(f"passes/{role}-weights"))

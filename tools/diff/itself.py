@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from samebits.tools.diff import report, within
+from samebits.tools.diff import compiled, report, within
 from samebits.tools.diff.asking import Asker
 from samebits.tools.diff.rows import by_digest
 from samebits.tools.diff.triggers import TRIGGERS, for_kind
-from samebits.tools.job.job import device_of
+from samebits.tools.job.job import device_of, runs_compiled
 from samebits.tools.job.rollouts import obtain
+from samebits.tools.measure.answer import figures
 from samebits.tools.measure.gap import differs, stats
 from samebits.tools.measure.workload_check import check_request
 from samebits.tools.schema.artifacts.divergence import (
@@ -55,6 +56,32 @@ def diff_itself(request: DiffRequest, job: Job) -> Result:
     """
     how, words = WAYS[request.against]
     check_request(request.experiment, request.rollout)
+    if runs_compiled(request.experiment):
+        return _compiled(request, job, how, words)
+    search, look, gap = _searched(request, job, how)
+    return _finish(search, look, gap, words)
+
+
+def _compiled(request: DiffRequest, job: Job, how: How, words: str) -> Result:
+    """The compiled engine first: where its two ways differ, the search is made in an eager one, and what it finds is
+    tried on the compiled one."""
+    configured = compiled.ask(request, job, how)
+    gap = compiled.between_ways(configured)
+    if gap.exact:
+        search = Search(request, job, how, configured.rollout)
+        return _finish(search, Look({}, gap, gone=True, first=None, item=None), gap, f"compiled, {words}")
+    said = [f"compiled, {words}: {figures(gap)}; {compiled.NO_HOOKS}"]
+    search, look, eager_gap = _searched(compiled.eager(request, configured.rollout), job, how)
+    if look.switches:
+        given = request.model_copy(update={"rollout": str(configured.rollout)})
+        after = compiled.between_ways(compiled.ask(given, job, how, look.switches))
+        named = " ".join(f"{name}={value}" for name, value in look.switches.items())
+        said.append(f"the compiled engine with {named}: {figures(after)}")
+    return _finish(search, look, eager_gap, f"eager, {words}", tuple(said))
+
+
+def _searched(request: DiffRequest, job: Job, how: How) -> tuple[Search, Look, GapStats]:
+    """The search, what is seen at its end, and the gap at its beginning."""
     search = Search(request, job, how)
     look = first_look = search.look({})
     while look.item is not None and len(search.work) < request.max_operators:
@@ -62,7 +89,7 @@ def diff_itself(request: DiffRequest, job: Job) -> Result:
         if following is None:
             break
         look = following
-    return _finish(search, look, first_look.gap, words)
+    return search, look, first_look.gap
 
 
 @dataclass(slots=True)
@@ -93,7 +120,7 @@ class Search:
         with self.job.open_side("rollout", self.request.experiment, env=switches) as engine:
             self._foresee(switches)
             if self.rollout is None:
-                self.rollout = obtain(self.request.rollout, self.request.experiment, engine, self.job)
+                self.rollout = obtain(self.request.rollout, self.request.experiment, lambda: engine, self.job).folder
             data = rollout_store.read(self.rollout)
             if not bool(data.valid_N.any()):
                 raise UserError("the rollout", "no valid token", "check its mask")
@@ -181,7 +208,12 @@ def _undisturbed(data: RolloutData, *runs: tuple[Answer, Answer]) -> None:
             )
 
 
-def _finish(search: Search, look: Look, gap: GapStats, words: str) -> Result:
+def _finish(search: Search, look: Look, gap: GapStats, words: str, compiled_said: tuple[str, ...] = ()) -> Result:
+    """The artifact and the answer.
+
+    Args:
+        compiled_said: what a compiled engine showed, whose two ways differ.
+    """
     outcome: Identical | Diverged | Incomparable
     if search.work:
         outcome = Diverged(first=search.work[0])
@@ -192,6 +224,9 @@ def _finish(search: Search, look: Look, gap: GapStats, words: str) -> Result:
             else f"{look.gap.nonzero} logprobs stay unexplained"
         )
         summary = f"{words}: {gap.nonzero} of {gap.tokens} logprobs differ (max {gap.max:.3g}); {named}; {end}"
+    elif gap.exact and compiled_said:
+        reason = "the two ways differ in the compiled engine alone"
+        outcome, summary = Incomparable(reason=reason), f"{words}: {gap.tokens} logprobs equal to the bit: {reason}"
     elif gap.exact:
         outcome, summary = Identical(compared=gap.tokens), f"{words}: {gap.tokens} logprobs equal to the bit"
     else:
@@ -209,6 +244,7 @@ def _finish(search: Search, look: Look, gap: GapStats, words: str) -> Result:
             compared=gap.tokens,
             not_compared=(),
             passes=search.passes,
+            before=compiled_said,
             made_from={"rollout": artifact.identity(search.rollout)},
             environment=environment(),
         ),
@@ -217,7 +253,7 @@ def _finish(search: Search, look: Look, gap: GapStats, words: str) -> Result:
     return Result.model_validate(
         {
             "verdict": verdict,
-            "summary": summary,
+            "summary": ". ".join([*compiled_said, summary]),
             "ids": {"divergence": folder.name, "rollout": str(search.rollout)},
             "rows": report.rows(search.work, []),
             "total": len(search.work),

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from samebits.tools.align.taps import producer
 from samebits.tools.align.weights import anchors
-from samebits.tools.diff import before, explain, report, selection, within
+from samebits.tools.diff import before, compiled, explain, report, selection, within
 from samebits.tools.diff.asking import Asker
 from samebits.tools.diff.chain import walk
 from samebits.tools.diff.find import Found, find
 from samebits.tools.diff.itself import diff_itself
 from samebits.tools.diff.rows import by_digest
-from samebits.tools.job.job import device_of
+from samebits.tools.job.job import device_of, runs_compiled
 from samebits.tools.job.rollouts import obtain
 from samebits.tools.measure.gap import stats
 from samebits.tools.measure.workload_check import check_dtypes, check_request
@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     from samebits.tools.align.weights import Anchor
     from samebits.tools.diff.asking import Answer
     from samebits.tools.diff.before import Before
+    from samebits.tools.diff.compiled import Compiled
     from samebits.tools.diff.explain import Explained
     from samebits.tools.job.job import Job
-    from samebits.tools.measure.sides import Role
+    from samebits.tools.job.sides import Role
     from samebits.tools.schema.artifacts.gap import GapStats
     from samebits.tools.schema.requests import DiffRequest
     from samebits.tools.sides.protocol import RolloutData
@@ -69,14 +70,19 @@ def run_diff(request: DiffRequest, job: Job) -> Result:
     check_dtypes(experiment)
     with ExitStack() as stack:
         job.prepare("trainer", experiment)
+        seen = None
+        if runs_compiled(experiment):
+            seen = compiled.ask(request, job)
+            request = compiled.eager(request, seen.rollout)
+            experiment = request.experiment
         engine = stack.enter_context(job.open_side("rollout", experiment))
-        rollout = obtain(request.rollout, experiment, engine, job)
+        rollout = obtain(request.rollout, experiment, lambda: engine, job).folder
         trainer = stack.enter_context(job.open_side("trainer", experiment))
         asker = Asker(job, rollout, {"rollout": engine, "trainer": trainer})
-        return _diff(request, job, asker)
+        return _diff(request, job, asker, seen)
 
 
-def _diff(request: DiffRequest, job: Job, asker: Asker) -> Result:
+def _diff(request: DiffRequest, job: Job, asker: Asker, configured: Compiled | None) -> Result:
     data = rollout_store.read(asker.rollout)
     job.emit("pass 1", "row digests of every module on both sides", 0, 2)
     first_r = asker.score("rollout", "digest", CapturePlan())
@@ -86,7 +92,7 @@ def _diff(request: DiffRequest, job: Job, asker: Asker) -> Result:
     gap = stats(first_r.logprob_N, first_t.logprob_N, data.valid_N)
     weights = asker.weights("rollout"), asker.weights("trainer")
     job.emit("data", "could the check fail? is it data or meaning?")
-    seen = before.look(asker, data, (first_r, first_t), weights)
+    seen = before.look(asker, data, (first_r, first_t), weights, configured)
     found_anchors = anchors(*weights)
     layers = _layers(found_anchors, first_r.taps, first_t.taps)
     if seen.unsteady is not None:
@@ -145,10 +151,11 @@ def _unlocalised(seen: Before, gap: GapStats, compared: int) -> tuple[Identical 
         return Incomparable(reason=seen.said[-1]), f"{_capital(seen.said[-1])}. No operator was looked for."
     equal = f"every one of {gap.tokens} logprobs is equal to the bit; {compared} paired modules compared"
     if not seen.own:
-        return Incomparable(reason=seen.said[0]), f"{_capital(seen.said[0])}: {equal}."
+        opened = "the engine opened eager" if seen.compiled else "the rollout side as it is now"
+        return Incomparable(reason=seen.said[0]), f"{_capital(seen.said[0])}. The trainer against {opened}: {equal}."
     if not compared:
         return Incomparable(reason="no module of the two sides could be paired"), equal
-    return Identical(compared=compared), equal
+    return Identical(compared=compared), f"{_capital(seen.said[0])}: {equal}" if seen.compiled else equal
 
 
 def _capital(text: str) -> str:
@@ -230,7 +237,7 @@ def _localise(
         before=seen.said,
         layers=layers,
     )
-    first = "" if seen.own else f"{_capital(seen.said[0])}. "
+    first = "" if seen.own and not seen.compiled else f"{_capital(seen.said[0])}. "
     weak = "".join(f" {text}" for text in seen.weak)
     sentence = first + _sentence(manifest, len(chosen), len(data.sequences)) + weak
     return _finish(job, asker, manifest, sentence, explained)

@@ -12,7 +12,7 @@ from samebits.tools.schema.results import Result
 
 if TYPE_CHECKING:
     from samebits.tools.job.job import Job
-    from samebits.tools.measure.rollouts import Source
+    from samebits.tools.job.rollouts import Source
     from samebits.tools.schema.artifacts.gap import Axis, GapReport, GapStats, NotNumerics
     from samebits.tools.schema.results import Cell
 

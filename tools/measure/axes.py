@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
+from samebits.tools.job.sides import score_with
 from samebits.tools.measure import gap
-from samebits.tools.measure.sides import score_with
 from samebits.tools.measure.ways import Variant, always, company, path, some
 from samebits.tools.schema.artifacts.gap import Axis, GapStats, NotRun, Same, Varies
 from samebits.tools.schema.errors import UserError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from samebits.tools.measure.sides import Role, Sides
+    from samebits.tools.job.sides import Role, Sides
     from samebits.tools.sides.protocol import RolloutData, Scores
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from samebits.tools.measure.sides import Role, Sides
+    from samebits.tools.job.sides import Role, Sides
     from samebits.tools.schema.artifacts.capture import Tap
     from samebits.tools.schema.sites import Edit
     from samebits.tools.sides.protocol import RolloutData, Scores

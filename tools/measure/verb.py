@@ -9,12 +9,12 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from samebits.tools.job.rollouts import obtain
+from samebits.tools.job.sides import Sides
 from samebits.tools.measure import axes, could_fail, gap
 from samebits.tools.measure.answer import result_of
 from samebits.tools.measure.causes import Gap, explains, find_causes
 from samebits.tools.measure.notes import notes
-from samebits.tools.measure.rollouts import obtain
-from samebits.tools.measure.sides import Sides
 from samebits.tools.measure.weights_check import WeightsAnswer, compare_weights
 from samebits.tools.schema.artifacts.gap import Axis, GapReport, NotRun
 from samebits.tools.schema.errors import UserError
@@ -24,9 +24,9 @@ from samebits.tools.store import artifact, fingerprint
 
 if TYPE_CHECKING:
     from samebits.tools.job.job import Job
+    from samebits.tools.job.rollouts import Source
+    from samebits.tools.job.sides import Role
     from samebits.tools.measure.could_fail import Evidence
-    from samebits.tools.measure.rollouts import Source
-    from samebits.tools.measure.sides import Role
     from samebits.tools.schema.artifacts.gap import NotNumerics
     from samebits.tools.schema.artifacts.weights import SideWeights
     from samebits.tools.schema.requests import MeasureRequest
@@ -67,7 +67,7 @@ def run_measure(request: MeasureRequest, job: Job) -> Result:
     asked = axes.chosen(request.axes)
     with Sides(job, request.experiment) as sides:
         job.prepare("trainer", request.experiment)
-        source = obtain(sides, request.rollout)
+        source = obtain(request.rollout, sides.experiment, lambda: sides.session("rollout"), job)
         rollout = _ask_rollout(sides, source) if source.engine else None
         job.emit("score", "recomputing the logprobs on the trainer side")
         trainer, _ = sides.score("trainer", source.folder)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from samebits.tools.guard import Guard, NotExact
-from samebits.tools.job.rollouts import obtain
+from samebits.tools.job.rollouts import stored
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides import rollout_store
 
@@ -77,7 +77,7 @@ def test_with_ids_the_stored_batch_is_a_rollout_that_diff_takes(tmp_path: Path) 
     with pytest.raises(NotExact, match="samebits diff --rollout") as caught:
         guard.check(rollout, trainer, mask, 3, **ids)
     assert caught.value.stored is not None
-    folder = obtain(str(caught.value.stored), None, None, None)  # type: ignore[arg-type]
+    folder = stored(caught.value.stored, None)  # type: ignore[arg-type]
     data = rollout_store.read(folder)
     assert [(s.prompt, s.sampled) for s in data.sequences] == [([1, 2], [4, 5]), ([3], [6, 7, 8])]
     assert data.logprob_N.tolist() == [*rollout[0, :2].tolist(), *rollout[1].tolist()]

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from samebits.tools.gate.regression.changed import Changed
     from samebits.tools.gate.regression.company import Company
-    from samebits.tools.measure.rollouts import Source
-    from samebits.tools.measure.sides import Role, Sides
+    from samebits.tools.job.rollouts import Source
+    from samebits.tools.job.sides import Role, Sides
     from samebits.tools.measure.ways import Variant
     from samebits.tools.schema.artifacts.capture import Tap
     from samebits.tools.schema.artifacts.regression import ControlRow

@@ -10,7 +10,7 @@ from samebits.tools.gate.regression import judge
 from samebits.tools.gate.regression.bench import described, last_of_prompt
 from samebits.tools.gate.regression.judge import Tried
 from samebits.tools.job.job import device_of
-from samebits.tools.measure.sides import score_with
+from samebits.tools.job.sides import score_with
 from samebits.tools.measure.ways import some
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.passes import How, Push

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from samebits.tools.gate.regression.bench import described, disturbed, last_of_prompt
 from samebits.tools.gate.regression.judge import Tried
 from samebits.tools.job.job import device_of
-from samebits.tools.measure.sides import score_with
+from samebits.tools.job.sides import score_with
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.passes import How, Push
 from samebits.tools.sides import rollout_store

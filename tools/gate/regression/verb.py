@@ -24,8 +24,8 @@ from samebits.tools.gate.regression.bench import Bench
 from samebits.tools.gate.regression.judge import Tried
 from samebits.tools.gate.regression.write import Run, write
 from samebits.tools.job.job import device_of
-from samebits.tools.measure.rollouts import Source, obtain
-from samebits.tools.measure.sides import Sides
+from samebits.tools.job.rollouts import Source, obtain
+from samebits.tools.job.sides import Sides
 from samebits.tools.schema.artifacts.regression import THROUGHPUT, AxisName, NoThroughput
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment, Workload
@@ -103,7 +103,11 @@ def run_regression(request: GateRequest, job: Job) -> Result:
     with ExitStack() as ending:
         sides = ending.enter_context(Sides(job, experiment))
         ending.callback(job.drop_prepared)
-        source = obtain(sides, request.rollout) if before is None else _again(before)
+        source = (
+            obtain(request.rollout, sides.experiment, lambda: sides.session("rollout"), job)
+            if before is None
+            else _again(before)
+        )
         if not bool(source.data.valid_N.any()):
             raise UserError("the rollout", "no valid token: nothing could be compared", "check its mask")
         bench = Bench(sides, source)

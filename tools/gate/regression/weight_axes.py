@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.tools.gate.regression.bench import Bench
-    from samebits.tools.measure.sides import Role
+    from samebits.tools.job.sides import Role
 
 
 def push(bench: Bench, role: Role, weights: Path, *, reset: bool = True) -> None:

@@ -14,7 +14,7 @@ import torch
 from samebits.tools.gate.regression import engine_axes, judge, preemption
 from samebits.tools.gate.regression.bench import Bench
 from samebits.tools.job.job import Job
-from samebits.tools.measure.rollouts import Source
+from samebits.tools.job.rollouts import Source
 from samebits.tools.schema.experiment import Experiment
 from samebits.tools.schema.passes import How
 from samebits.tools.sides import rollout_store

@@ -1,4 +1,4 @@
-"""Both sides of a measurement: opened when first asked, one at a time on a GPU, always closed."""
+"""Both sides of a job: opened when first asked, one at a time on a GPU, always closed."""
 
 from __future__ import annotations
 
@@ -78,34 +78,41 @@ class Sides:
 
     def weights(self, role: Role) -> SideWeights:
         """Digests of every weight of a side."""
-        folder = self.job.new(f"weights-{role}")
-        self.session(role).ask(Weights(folder=str(folder)))
-        return SideWeights.model_validate_json((folder / "weights.json").read_text(encoding="utf-8"))
+        return weights_with(self.session(role), self.job.new(f"weights-{role}"))
 
     def readings(self, rollout: Path, readings: tuple[Reading, ...]) -> dict[str, torch.Tensor]:
         """Columns of the trainer's logits under other readings."""
-        return readings_with(self.session("trainer"), self.job, rollout, readings)
+        return readings_with(self.session("trainer"), self.job.new("readings"), rollout, readings)
 
 
 def score_with(
     session: Session,
     job: Job,
-    role: Role,
+    role: str,
     rollout: Path,
     how: How,
     capture: CapturePlan | None = None,
     edits: tuple[Edit, ...] = (),
+    *,
+    folder: Path | None = None,
 ) -> tuple[Scores, Path]:
-    """Score on a given session."""
-    folder = job.new(f"scores-{role}")
+    """Score on a given session; the pass is kept in `folder`, or in a new one of this role."""
+    folder = folder or job.new(f"scores-{role}")
     done = session.ask(Score(rollout=str(rollout), how=how, folder=str(folder), capture=capture, edits=edits))
     scores = rollout_store.read_scores(folder)
     scores.facts = dict(done.facts)
     return scores, folder
 
 
-def readings_with(session: Session, job: Job, rollout: Path, readings: tuple[Reading, ...]) -> dict[str, torch.Tensor]:
+def readings_with(
+    session: Session, folder: Path, rollout: Path, readings: tuple[Reading, ...]
+) -> dict[str, torch.Tensor]:
     """Columns of the logits of a given session under other readings."""
-    folder = job.new("readings")
     session.ask(Readings(rollout=str(rollout), readings=readings, folder=str(folder)))
     return rollout_store.read_columns(folder)
+
+
+def weights_with(session: Session, folder: Path) -> SideWeights:
+    """Digests of every weight of a given session."""
+    session.ask(Weights(folder=str(folder)))
+    return SideWeights.model_validate_json((folder / "weights.json").read_text(encoding="utf-8"))
