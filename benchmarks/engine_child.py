@@ -31,6 +31,17 @@ def prompts_of(seed: int, count: int, shortest: int, longest: int, shared: int, 
     return found
 
 
+def _row(prompt: list[int], done: Any, temperature: float) -> dict[str, Any]:
+    """One sequence as score_child.py reads it."""
+    values = [step[token].logprob for step, token in zip(done.logprobs, done.token_ids, strict=True)]
+    return {
+        "prompt": prompt,
+        "sampled": list(done.token_ids),
+        "logprobs": torch.tensor(values, dtype=torch.float32),
+        "temperature": temperature,
+    }
+
+
 class Child:
     """The engine and what it generated."""
 
@@ -60,6 +71,7 @@ class Child:
         )
         engine, waiting, running, tokens = self.llm.llm_engine, deque(prompts_of(**prompts)), 0, 0
         by_name: dict[str, list[int]] = {}
+        finished: list[Any] = []
         begun = time.perf_counter()
         while waiting or running:
             while waiting and running < concurrency:
@@ -72,20 +84,13 @@ class Child:
                 if not output.finished:
                     continue
                 running -= 1
-                done = output.outputs[0]
-                tokens += len(done.token_ids)
-                if keep:
-                    values = [step[token].logprob for step, token in zip(done.logprobs, done.token_ids, strict=True)]
-                    prompt = by_name[output.request_id]
-                    self.kept.append(
-                        {
-                            "prompt": prompt,
-                            "sampled": list(done.token_ids),
-                            "logprobs": torch.tensor(values, dtype=torch.float32),
-                            "temperature": temperature,
-                        }
-                    )
-        return {"seconds": time.perf_counter() - begun, "tokens": tokens}
+                tokens += len(output.outputs[0].token_ids)
+                finished.append(output)
+        seconds = time.perf_counter() - begun
+        # Not before: what one arm keeps must not cost it time.
+        if keep:
+            self.kept += [_row(by_name[output.request_id], output.outputs[0], temperature) for output in finished]
+        return {"seconds": seconds, "tokens": tokens}
 
     def save(self, path: str) -> dict[str, Any]:
         """Everything kept so far, into a file."""

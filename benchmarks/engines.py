@@ -55,7 +55,7 @@ class Engine:
     def start(
         cls, name: str, settings: dict[str, Any], env: dict[str, str], work: Path, extra: dict[str, str]
     ) -> Engine:
-        """Its own process, log and cache folder."""
+        """Its own process; its log and its compile cache in `work`."""
         reading, writing = os.pipe()
         log = work / f"{name}.log"
         own = env | COMMON | {"VLLM_CACHE_ROOT": str(work / f"cache-{name}")} | extra
@@ -107,9 +107,12 @@ class Engine:
             self.process.kill()
 
 
-def score(model: Path, files: list[Path], device: str, env: dict[str, str], out: Path) -> dict[str, Any]:
+def score(
+    model: Path, files: list[Path], device: str, env: dict[str, str], out: Path, seconds: float = 0.0
+) -> dict[str, Any]:
     """The trainer with the table "samebits" over the tokens of these files; see score_child.py."""
     command = [sys.executable, str(HERE / "score_child.py"), "--model", str(model), "--device", device]
-    subprocess.run([*command, "--out", str(out), *map(str, files)], env=env | COMMON, check=True)
+    command += ["--seconds", str(seconds), "--out", str(out), *map(str, files)]
+    subprocess.run(command, env=env | COMMON, check=True)
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return found

@@ -44,7 +44,8 @@ min_throughput = {bar}
 """
 STEADY = 'env = { VLLM_CPU_ATTN_SPLIT_KV = "0", ONEDNN_MAX_CPU_ISA = "AVX512_CORE_BF16" }'
 SIDES = {
-    "cuda": ("engine = { gpu_memory_utilization = 0.5 }", ""),
+    # With a size given the engine does not profile memory, which another engine that starts meanwhile would disturb.
+    "cuda": (f"engine = {{ gpu_memory_utilization = 0.2, kv_cache_memory_bytes = {16 << 30} }}", ""),
     "cpu": (f"engine = {{ max_num_batched_tokens = 8192 }}\neager = true\n{STEADY}", STEADY),
 }
 """Further lines of [rollout] and [trainer]. On the CPU (--kernels vllm --shape tiny) this script is tried out."""
@@ -80,7 +81,7 @@ def main() -> int:
         bar=options.bar,
     )
     (folder / "samebits.toml").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "samebits.server.cli.main", "gate", "--out", str(folder / options.job)]
+    command = [sys.executable, "-m", "samebits.server.cli.entry", "gate", "--out", str(folder / options.job)]
     command += ["--junit", str(folder / "gate.xml")]
     command += ["--axes", options.axes] if options.axes else []
     command += ["--resume", str(options.resume.resolve())] if options.resume else []

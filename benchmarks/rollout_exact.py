@@ -65,8 +65,7 @@ def main() -> None:
         "gpu_memory_utilization": 0.15,
     }
     engines = [
-        Engine.start(name, settings | VARIANTS[name][0], env, options.out, VARIANTS[name][1])
-        for name in options.variants
+        Engine.start(name, settings | VARIANTS[name][0], env, work, VARIANTS[name][1]) for name in options.variants
     ]
     write_model(work / "model", options.shape, options.device, env)
     prompts = {"seed": 1, "count": options.prompts, "shortest": 3, "longest": options.longest}

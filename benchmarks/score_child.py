@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def packs(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Sequences of one temperature in groups that fit one forward."""
     groups: list[list[dict[str, Any]]] = []
     size = MOST_TOKENS
-    for row in sorted(rows, key=lambda row: row["temperature"]):
+    # Shuffled: where time ends early, what was scored is of every round.
+    for row in sorted(random.Random(0).sample(rows, len(rows)), key=lambda row: row["temperature"]):
         need = len(row["prompt"]) + len(row["sampled"]) - 1
         if size + need > MOST_TOKENS or groups[-1][0]["temperature"] != row["temperature"]:
             groups.append([])
@@ -53,6 +55,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=0.0, help="per file; the rest is left, and counted; 0: no end")
     parser.add_argument("files", nargs="+", type=Path)
     options = parser.parse_args()
     from transformers import AutoModelForCausalLM
@@ -69,13 +72,19 @@ def main() -> None:
         begun = time.perf_counter()
         rows = torch.load(file)
         groups = packs(rows)
-        ours = torch.cat([scored(trainer, group) for group in groups])
-        theirs = torch.cat([row["logprobs"] for group in groups for row in group])
+        parts = []
+        for group in groups:
+            parts.append(scored(trainer, group))
+            if options.seconds and time.perf_counter() - begun > options.seconds:
+                break
+        ours = torch.cat(parts)
+        theirs = torch.cat([row["logprobs"] for group in groups[: len(parts)] for row in group])
         flipped = theirs.clone()
         flipped.view(torch.int32)[len(flipped) // 2] ^= 1
         diff = (theirs.double() - ours.double()).abs()
         result[file.stem] = {
             "tokens": theirs.numel(),
+            "of": sum(len(row["sampled"]) for row in rows),
             "nonzero": differing(ours, theirs),
             "largest": float(diff.max()),
             "control": differing(ours, flipped) - differing(ours, theirs),

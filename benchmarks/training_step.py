@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,12 @@ import torch
 from common import FAMILY, SHAPES
 
 
-def model_of(shape: str) -> Any:
-    """Random weights on the GPU."""
+def model_of(shape: str, device: str) -> Any:
+    """Random weights."""
     import transformers
 
     sizes = SHAPES[shape] | {"tie_word_embeddings": FAMILY[shape] == "qwen3_tied"}
-    with torch.device("cuda"):
+    with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(
             transformers.Qwen3Config(**sizes), dtype=torch.bfloat16, attn_implementation="sdpa"
         )
@@ -49,14 +50,27 @@ def step(model: Any, ids: torch.Tensor, positions: torch.Tensor, logprob: Callab
     (-logprob(logits[:-1], ids[0, 1:]).mean()).backward()
 
 
-def timed_ms(call: Callable[[], None]) -> float:
-    """Milliseconds of one call by device events."""
+def timed_ms(call: Callable[[], None], device: str) -> float:
+    """Milliseconds of one call, on a GPU by device events."""
+    if device == "cpu":
+        started = time.perf_counter()
+        call()
+        return (time.perf_counter() - started) * 1e3
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     call()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end)
+    return float(begin.elapsed_time(end))
+
+
+def peak_gib(device: str) -> float | None:
+    """The most memory since it was asked for last."""
+    if device == "cpu":
+        return None
+    found = torch.cuda.max_memory_allocated() / 2**30
+    torch.cuda.reset_peak_memory_stats()
+    return found
 
 
 def main() -> None:
@@ -68,12 +82,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--sequence", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this script out")
     options = parser.parse_args()
     torch.manual_seed(0)
-    model = model_of(options.shape)
+    device: str = options.device
+    model = model_of(options.shape, device)
     count = options.tokens // options.sequence
-    ids = torch.randint(0, SHAPES[options.shape]["vocab_size"], (1, options.tokens), device="cuda")
-    packed = torch.arange(options.sequence, device="cuda").repeat(count)[None]
+    ids = torch.randint(0, SHAPES[options.shape]["vocab_size"], (1, options.tokens), device=device)
+    packed = torch.arange(options.sequence, device=device).repeat(count)[None]
     result: dict[str, Any] = {"tokens": options.tokens, "sequence": options.sequence, "shape": options.shape}
     # Stock sdpa takes equal sequences as rows of a batch: its packed mask would be the slow path.
     rows = ids.view(count, options.sequence)
@@ -88,13 +104,10 @@ def main() -> None:
 
     times: dict[str, list[float]] = {"stock": [], "samebits": []}
     for turn in range(options.rounds + 2):
-        torch.cuda.reset_peak_memory_stats()
-        spent = timed_ms(stock)
-        result["stock_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        spent, result["stock_gib"] = timed_ms(stock, device), peak_gib(device)
         patched = patch(model, "samebits")
-        torch.cuda.reset_peak_memory_stats()
-        ours = timed_ms(partial(step, model, ids, packed, patched.logprob))
-        result["samebits_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        ours = timed_ms(partial(step, model, ids, packed, patched.logprob), device)
+        result["samebits_gib"] = peak_gib(device)
         result["read_back"] = {role: list(entry) for role, entry in patched.read_back().items()}
         patched.undo()
         if turn >= 2:
@@ -103,6 +116,9 @@ def main() -> None:
     medians = {arm: statistics.median(values) for arm, values in times.items()}
     result |= {"ms": times, "median_ms": medians, "ratio": medians["stock"] / medians["samebits"]}
     print(json.dumps({key: value for key, value in result.items() if key != "read_back"}), flush=True)
+    options.out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    if device == "cpu":
+        return
     patched = patch(model, "samebits")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         step(model, ids, packed, patched.logprob)
