@@ -45,10 +45,10 @@ class Roots:
         """A path a client named, made absolute.
 
         Args:
-            whole: a folder is read as a whole, so the links directly inside it count too.
+            whole: a folder is read as a whole, so every link below it counts too, but not in hidden folders.
 
         Raises:
-            UserError: it leaves the roots, by `..` or by a link, or a link directly inside a folder does.
+            UserError: it leaves the roots, by `..` or by a link, or a link below a folder does.
         """
         if "\0" in text:
             raise UserError(what, "holds a NUL character", "give a plain path")
@@ -59,15 +59,28 @@ class Roots:
                 "outside the allowed folders",
                 f"name a path below {self._said()}, or have the person who runs the server add --root",
             )
-        if whole and path.is_dir():
-            for entry in sorted(path.iterdir()):
-                if entry.is_symlink() and not self.holds(entry):
-                    raise UserError(
-                        f"{what} {text!r}",
-                        f"its link {entry.name!r} leads outside the allowed folders",
-                        "have the person who runs the server add --root for its target",
-                    )
+        if whole and path.is_dir() and (link := self._way_out(path)) is not None:
+            raise UserError(
+                f"{what} {text!r}",
+                f"its link {str(link)!r} leads outside the allowed folders",
+                "have the person who runs the server add --root for its target",
+            )
         return path.resolve()
+
+    def _way_out(self, folder: Path) -> Path | None:
+        """The first link below a folder, from it, that leaves the roots; links to folders inside are followed."""
+        seen: set[str] = set()
+        for place, folders, names in os.walk(folder, followlinks=True):
+            real = os.path.realpath(place)
+            folders[:] = sorted(name for name in folders if name[0] != "." and real not in seen)
+            if real in seen:
+                continue
+            seen.add(real)
+            for name in [*folders, *sorted(names)]:
+                path = Path(place, name)
+                if path.is_symlink() and not self.holds(path):
+                    return path.relative_to(folder)
+        return None
 
     def check(self, experiment: Experiment, python: str) -> None:
         """Every path an experiment names.

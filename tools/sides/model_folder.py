@@ -18,8 +18,8 @@ def check_model_folder(model: str) -> Path:
     """The folder, when it holds config.json and whole weights.
 
     Raises:
-        UserError: missing folder, config.json or weights, a shard that the index names and is not there, a truncated or
-            damaged safetensors file.
+        UserError: missing folder, config.json or weights, a shard that the index names and is not there or lies
+            elsewhere, a truncated or damaged safetensors file.
     """
     if not model:
         raise UserError("model", "not set", "set `model` in [rollout] or [trainer] of samebits.toml to a model folder")
@@ -53,7 +53,11 @@ def _weight_files(folder: Path) -> list[str]:
         weight_map = _json(index, "the list of shards").get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise UserError(str(index), "no weight_map in it", AGAIN)
-        return sorted({str(name) for name in weight_map.values()})
+        names = sorted({str(name) for name in weight_map.values()})
+        for name in names:
+            if Path(name).is_absolute() or any(part.startswith(".") for part in Path(name).parts):
+                raise UserError(str(index), f"names a shard outside the folder, or hidden: {name!r}", AGAIN)
+        return names
     names = sorted(path.name for pattern in ("*.safetensors", "pytorch_model*.bin") for path in folder.glob(pattern))
     if not names:
         raise UserError(

@@ -233,6 +233,26 @@ async def test_unknown_and_wrong_arguments_are_named_in_plain_words(
     assert "http" not in text
 
 
+async def test_a_link_that_leaves_the_roots_is_found_wherever_below_a_folder_it_is(
+    connected: Any, project: Path, error_of: Any
+) -> None:
+    deep = project / "model" / "sub" / "sub"
+    deep.mkdir(parents=True)
+    (project / "shared").mkdir()
+    (deep / "w").symlink_to("../../../shared")
+    (deep / "again").symlink_to("../..")
+    async with connected() as client:
+        assert not (await client.call_tool("measure_gap", {})).is_error, (
+            "the control: links inside the roots, a loop too"
+        )
+        (project / "shared" / "x").symlink_to("/etc/passwd")
+        told = error_of(await client.call_tool("measure_gap", {}))
+        assert "its link 'sub/sub/w/x' leads outside the allowed folders. Next:" in told
+        (project / "shared" / "x").unlink()
+        (deep / "out").symlink_to("/etc")
+        assert "its link 'sub/sub/out' leads outside" in error_of(await client.call_tool("measure_gap", {}))
+
+
 async def test_a_job_that_links_out_of_the_roots_is_not_read(
     connected: Any, project: Path, tmp_path: Path, error_of: Any
 ) -> None:
