@@ -186,13 +186,16 @@ class App:
         row = self.known(job)
         return answers.of_job(row, self.pool.index.folder(job), waiting_for=self.pool.waiting_for(job), log=log)
 
-    async def carry_out(self, ctx: Context[App, Any], request: Request, *, resumes: str = "") -> Answer:
+    async def carry_out(
+        self, ctx: Context[App, Any], request: Request, *, resumes: str = "", patience_s: float | None = None
+    ) -> Answer:
         """Queue a request and answer with its result, or, after PATIENCE_S, with its job id.
 
         A cancelled call cancels its job: whoever asked does not want it any more.
 
         Args:
             resumes: the job whose request it is.
+            patience_s: less than this server's, where the call has waited for something else.
         """
         try:
             job = self.pool.submit(request, self.settings(request))
@@ -201,7 +204,7 @@ class App:
         if resumes:
             resume.note(self.pool.index.folder(job), resumes)
         try:
-            await self.follow(ctx, job, self.patience_s)
+            await self.follow(ctx, job, self.patience_s if patience_s is None else patience_s)
         except anyio.get_cancelled_exc_class():
             self.pool.cancel(job)
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import anyio
 from mcp.server.mcpserver import AcceptedElicitation, Elicit, ElicitationResult, Resolve
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 SIDES = {"both": ("rollout", "trainer"), "rollout": ("rollout",), "trainer": ("trainer",)}
 WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+CALLS_AGAIN = "2026-07-28"
+"""From this protocol on the answer to a question comes with a call of its own."""
+APPLYING = 0.25
+"""Share of a call's patience that is kept for the work itself when the person is asked first."""
 Id = Annotated[str, Field(description="id of propose_change's proposal")]
 
 
@@ -68,7 +73,9 @@ def _unresolved(app: App, text: str) -> Path:
 
 
 async def ask_to_look(proposal: str, ctx: Ctx) -> Elicit[Looked] | Looked:
-    """Where nobody has decided and the client can ask, have it ask the person to go and look."""
+    """Where nobody has decided and the client can ask, have it ask the person to go and look. A client of 2026-07-28 is
+    told to and calls again; an earlier one is waited for, not longer than a call may take.
+    """
     app = app_of(ctx)
     able = ctx.client_capabilities
     try:
@@ -78,7 +85,21 @@ async def ask_to_look(proposal: str, ctx: Ctx) -> Elicit[Looked] | Looked:
     if not undecided or not able or not able.elicitation:
         return Looked()
     words = f"Proposal {proposal} waits for you. Run `samebits review` in a terminal, decide there, then come back."
-    return Elicit(words, Looked)
+    if (ctx.protocol_version or "") >= CALLS_AGAIN:
+        return Elicit(words, Looked)
+    with anyio.move_on_after(app.patience_s * (1 - APPLYING)):
+        if not isinstance(await ctx.elicit(words, Looked), AcceptedElicitation):
+            raise closed(proposal)
+    # Nobody answered: whether the person has decided meanwhile, the record says.
+    return Looked()
+
+
+def closed(proposal: str) -> ToolError:
+    """The person did not want to be asked."""
+    return ToolError(
+        f"proposal {proposal}: not reviewed: the question was declined or closed. Next: have the person run "
+        "`samebits review` and decide, then call apply_change again."
+    )
 
 
 async def apply_change(
@@ -92,10 +113,7 @@ async def apply_change(
     """Write what a person approved in `samebits review` to a new branch or a patch file. Approves nothing."""
     app = app_of(ctx)
     if not isinstance(looked, AcceptedElicitation):
-        raise ToolError(
-            f"proposal {proposal}: not reviewed: the question was declined or closed. Next: have the person run "
-            "`samebits review` and decide, then call apply_change again."
-        )
+        raise closed(proposal)
     with mistakes():
         if not patch:
             raise UserError("patch", "says nothing", "give the sha256 that propose_change gave")
@@ -108,7 +126,7 @@ async def apply_change(
                 "roots": [str(folder) for folder in app.roots.folders],
             }
         )
-    return await app.carry_out(ctx, request)
+    return await app.carry_out(ctx, request, patience_s=app.patience_s * APPLYING)
 
 
 def register(server: MCPServer[App], *, read_only: bool) -> None:

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import ElicitResult
@@ -179,6 +180,31 @@ async def test_a_client_that_asks_and_is_declined_means_not_reviewed(
     assert len(asked) == 1
     assert "Run `samebits review` in a terminal" in asked[0]
     assert (jobs(project), branches(kit, project)) == before
+
+
+@pytest.mark.parametrize("decides", [False, True])
+async def test_a_question_that_nobody_answers_ends_within_the_patience_and_the_record_decides(
+    decides: bool, connected: Connect, kit: Any, project: Path, proposed: Callable[..., str]
+) -> None:
+    id = proposed()
+    asked = []
+
+    async def answer(_: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        if decides:
+            kit.review(project / ".samebits" / "jobs" / id)
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    arguments = {"proposal": id, "patch": patch_of(project, id), "branch": "by-record"}
+    async with connected("legacy", answer, patience_s=4) as client:
+        with anyio.fail_after(60):
+            result = await finished(client, "apply_change", arguments)
+    assert len(asked) == 1
+    assert result.is_error is not decides
+    assert ("by-record" in branches(kit, project)) is decides
+    if not decides:
+        assert "not reviewed" in result.content[0].text
 
 
 @pytest.mark.parametrize("era", ERAS)
