@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +105,38 @@ assert all(name.startswith("stock") for name, _ in stock.read_back().values())
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "vllm V1 sampler: float32 log_softmax" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_the_lines_of_the_readme_are_proved_by_the_lock_of_a_gate_until_a_variable_is_changed(tmp_path: Path) -> None:
+    from samebits.tools.schema.requests import GateRequest
+
+    model = write_tiny(tmp_path / "model", num_hidden_layers=2)
+    env = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "VLLM_CPU_ATTN_SPLIT_KV": "0"}
+    experiment = {
+        "device": "cpu",
+        "rollout": {"model": str(model), "eager": True, "max_model_len": 512, "env": env},
+        "trainer": {"kernels": "vllm", "env": env | {"VLLM_USE_FLASHINFER_SAMPLER": "0"}},
+        "workload": {"prompts": 8, "prompt_tokens": (3, 100), "new_tokens": 8},
+        "gate": {"min_tokens": 32},
+    }
+    asked = GateRequest.model_validate({"experiment": experiment, "axes": ("repeat", "trainer_repeat")})
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "request.json").write_text(asked.model_dump_json(), encoding="utf-8")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "ONEDNN_"))}
+    subprocess.run([sys.executable, "-m", "samebits.tools.worker", "job"], cwd=tmp_path, env=own, check=True)
+    shutil.copyfile(tmp_path / "job" / "samebits.lock", tmp_path / "samebits.lock")
+    assert json.loads((tmp_path / "samebits.lock").read_text())["engine_sets"], "the engine sets variables of its own"
+    (tmp_path / "lines.py").write_text(readme_lines() + "print(trainer.lines[0])\n", encoding="utf-8")
+    code = AROUND.split('os.chdir("without")')[0] + "os._exit(0)"
+
+    def loop(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, cwd=tmp_path, env=env, timeout=300, capture_output=True, text=True, check=False)
+
+    done = loop(own)
+    assert (done.returncode, "proved by" in done.stdout) == (0, True), done.stderr[-2000:]
+    changed = loop(own | {"ATEN_CPU_CAPABILITY": "avx2"})
+    assert changed.returncode == 1
+    assert "ATEN_CPU_CAPABILITY: proved without, now avx2" in changed.stderr
