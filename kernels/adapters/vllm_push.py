@@ -11,10 +11,13 @@ from typing import Any
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.transformers.checkpoint import checkpoint_tensors
 
-SAID = {
-    "experts": "reload defect of vLLM worked round: experts were not packed again",
-    "head": "reload defect of vLLM worked round: a tied head kept its old packed copy",
+DEFECTS = {
+    "experts": "experts: a reload does not prepack them again, so raw weights are read as packed ones",
+    "head": "tied head: lm_head keeps its own packed copy, which a reload does not refresh",
 }
+"""Kind -> in words."""
+REFUSALS = (KeyError, ValueError, RuntimeError, AssertionError)
+"""What vLLM raises for weights that are not those of its model."""
 
 
 def push(llm: Any, model: Any) -> list[str]:
@@ -30,34 +33,48 @@ def push(llm: Any, model: Any) -> list[str]:
     Raises:
         PatchError: the engine takes no such weights, or its prefix cache cannot be reset.
     """
-    # The reload copies, so on a GPU it reads the trainer's own tensors: by way of the CPU a push takes seconds.
-    state = checkpoint_tensors(model, in_place=next(model.parameters()).device.type == "cuda")
+    # The reload copies, so it reads the trainer's own tensors: by way of the CPU a push from a GPU takes seconds.
+    state = checkpoint_tensors(model, in_place=True)
     try:
         found = llm.collective_rpc(reload, args=(state,))[0]
-    except (KeyError, ValueError, RuntimeError, AssertionError) as error:
+    except REFUSALS as error:
         raise PatchError(
             "the engine", f"does not take the weights of this model ({type(error).__name__}: {error})", "start it again"
         ) from error
     if not llm.reset_prefix_cache():
         raise PatchError("the prefix cache", "cannot be reset: requests are still running", "wait for them")
-    return [f"{len(state)} tensors pushed, prefix cache reset", *(SAID[kind] for kind in found)]
+    return [f"{len(state)} tensors pushed, prefix cache reset", *map(worked_round, found)]
 
 
-def reload(worker: Any, state: dict[str, Any]) -> list[str]:
-    """Inside the worker: reload, then pack what the reload left unpacked; the kinds that were."""
+def worked_round(kind: str) -> str:
+    """The line about one defect that `reload` met and repaired."""
+    return f"reload defect of vLLM, {DEFECTS[kind]}; worked round"
+
+
+def reload(worker: Any, state: dict[str, Any], repair: bool = True) -> list[str]:
+    """Inside the worker: reload, then pack what the reload left unpacked.
+
+    Args:
+        state: tensors under checkpoint names, on any device; they are copied.
+        repair: False leaves what was not packed as it is.
+
+    Returns:
+        The kinds of DEFECTS that were met.
+    """
     runner = worker.model_runner
     parts = _packed(runner.get_model()) if str(runner.device) == "cpu" else []
     done: set[int] = set()
     for key, _, (owner, name), _ in parts:
         vars(owner)[name] = _watched(getattr(owner, name), key, done)
     try:
-        runner.reload_weights(weights_iterator=iter(state.items()), is_checkpoint_format=True)
+        worker.reload_weights(weights_iterator=iter(state.items()), is_checkpoint_format=True)
     finally:
         for _, _, (owner, name), _ in parts:
             vars(owner).pop(name, None)
     left = [(kind, getattr(owner, name), layer) for key, kind, (owner, name), layer in parts if key not in done]
-    for _, pack, layer in left:
-        pack(layer)
+    if repair:
+        for _, pack, layer in left:
+            pack(layer)
     return sorted({kind for kind, _, _ in left})
 
 

@@ -1,4 +1,4 @@
-"""Weights into the live engine, checked by reading them back; known reload defects of vLLM are found and worked round.
+"""Weights into the live engine through the kernels' own push, checked by reading them back.
 
 Legend: E experts, I intermediate, H hidden.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from samebits.kernels.adapters import vllm_push
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.model_folder import check_safetensors
 from samebits.tools.sides.scoring.views import weight_view
@@ -25,23 +26,22 @@ if TYPE_CHECKING:
     from samebits.tools.sides.vllm.side import VllmSide
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
-HEAD = "tied head: lm_head keeps its own packed copy, which a reload does not refresh"
-MOE = "experts: a reload does not prepack them again, so raw weights are read as packed ones"
+SEEN_ON: dict[str, str | tuple[str, ...]] = {"head": "lm_head.weight", "experts": worker_weights.EXPERTS}
+"""Reload defect -> ends of the names of the weights it leaves stale."""
 DIGEST_BYTES = 16
 
 
 def push(side: VllmSide, source: Path, repair: bool, *, reset: bool = True) -> list[str]:
-    """Reload, look for the defects, repair if asked, reset the prefix cache; what was found, in lines.
+    """Reload, repair vLLM's reload defects if asked, reset the prefix cache, read all weights back; what was found, in
+    lines.
 
     Raises:
         UserError: unreadable weights, weights the engine does not have, or an engine that still holds others.
     """
     state = read_state(source)
     try:
-        side.llm.collective_rpc(
-            "reload_weights", kwargs={"weights_iterator": iter(state.items()), "is_checkpoint_format": True}
-        )
-    except (KeyError, ValueError, RuntimeError, AssertionError) as error:
+        met = side.worker(vllm_push.reload, state, repair)
+    except vllm_push.REFUSALS as error:
         side.broken = f"a push of {source} failed half way"
         raise UserError(
             str(source),
@@ -51,18 +51,18 @@ def push(side: VllmSide, source: Path, repair: bool, *, reset: bool = True) -> l
     expected = expected_views(state, tied=bool(side.llm.llm_engine.model_config.hf_text_config.tie_word_embeddings))
     lost = missing(expected, side.worker(worker_weights.read_back))
     lines = [f"{len(state)} tensors pushed"]
-    found = defects(lost)
-    for defect, names in found.items():
-        lines.append(
-            f"reload defect of vLLM, {defect}; seen on {len(names)} weights, first {names[0]}"
-            + ("; worked round" if repair else "; left as it is")
-        )
-    if repair and found:
-        side.worker(repack)
-        lost = missing(expected, side.worker(worker_weights.read_back))
+    if repair:
+        lines += map(vllm_push.worked_round, met)
+        others = lost
+    else:
+        left = {kind: [name for name in lost if name.endswith(SEEN_ON[kind])] for kind in met}
+        lines += [
+            f"reload defect of vLLM, {vllm_push.DEFECTS[kind]}; seen on {len(names)} weights; left as it is"
+            for kind, names in left.items()
+        ]
+        others = [name for name in lost if not any(name in names for names in left.values())]
     if reset:
         engine.reset_cache(side.llm)
-    others = [name for name in lost if not any(name in names for names in found.values())] if not repair else lost
     if others:
         side.broken = f"after a push of {source} it holds other weights"
         raise UserError(
@@ -144,26 +144,3 @@ def _held(view: WeightView, candidates: list[tuple[str, bytes]]) -> bool:
 def _key(view: WeightView) -> tuple[str, str, tuple[int, ...]]:
     layer = re.search(r"\d+", view.module)
     return (layer.group() if layer else "", view.dtype, view.shape[1:])
-
-
-def defects(lost: list[str]) -> dict[str, list[str]]:
-    """The lost weights by the reload defect that explains them."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for name in lost:
-        if name == "lm_head.weight":
-            found[HEAD].append(name)
-        elif name.endswith(worker_weights.EXPERTS):
-            found[MOE].append(name)
-    return dict(found)
-
-
-def repack(worker: Any) -> None:
-    """The work-rounds: pack experts and a tied head again (inside the worker)."""
-    model = worker.model_runner.get_model()
-    embeddings = {id(module.weight) for path, module in model.named_modules() if path.endswith("embed_tokens")}
-    for path, module in model.named_modules():
-        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
-        if kernel is not None and hasattr(module, worker_weights.EXPERTS[0]):
-            kernel.fused_experts.process_weights_after_loading(module)
-        if path == "lm_head" and id(module.weight) in embeddings:
-            module.quant_method.process_weights_after_loading(module)
