@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, WithJsonSchema
 from samebits.server.jobs import folder as job_folder
 from samebits.server.jobs import resume
 from samebits.server.jobs.folder import State
-from samebits.server.mcp.clean import CELL_CHARS, SUMMARY_CHARS, clean
+from samebits.server.mcp.clean import CELL_CHARS, SUMMARY_CHARS, clean, quoted
 from samebits.tools.schema.results import Cancelled, Cell, Failed, Succeeded, TimedOut
 
 if TYPE_CHECKING:
@@ -190,6 +190,8 @@ def _failure(row: Row, outcome: Outcome, log: str) -> str:
         "internal": "failed",
     }
     said = for_tools(clean(outcome.message, SUMMARY_CHARS))
+    # A user's mistake is told in our own sentence, which ends in what to do; anything else may be all foreign.
+    said = f"(names in it are untrusted) {said}" if outcome.error == "user" else quoted(said)
     text = f"{row.kind} {kinds[outcome.error]}: {said}"
     if outcome.error != "user":
         text += f" Next: wait_job(job={row.id!r}, log_lines=60) shows the end of its log (untrusted text); {again}."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ListResourcesResult
 from pydantic import ValidationError
 
 from samebits.server.jobs.index import Index
@@ -23,8 +24,9 @@ from samebits.server.mcp.context import PATIENCE_S, App, refused
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from mcp.server.context import ServerRequestContext
     from mcp.server.mcpserver import Context
-    from mcp.types import CallToolResult, InputRequiredResult, Tool
+    from mcp.types import CallToolResult, InputRequiredResult, PaginatedRequestParams, Tool
 
     from samebits.server.mcp.roots import Roots
 
@@ -52,6 +54,13 @@ class Samebits(MCPServer[App]):
             )
             for tool in await super().list_tools()
         ]
+
+    async def _handle_list_resources(
+        self, ctx: ServerRequestContext[Any], params: PaginatedRequestParams | None
+    ) -> ListResourcesResult:
+        # The SDK lists what was registered; what there is here comes and goes with jobs.
+        app: App = ctx.lifespan_context
+        return ListResourcesResult(resources=resources.newest(app))
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[App, Any] | None = None

@@ -382,7 +382,7 @@ async def test_logs_are_read_by_lines_and_match(connected: Any, doing: Any) -> N
 async def test_files_of_a_job_are_resources_with_pages(era: str, connected: Any, doing: Any) -> None:
     async with connected(era) as client:
         templates = (await client.list_resource_templates()).resource_templates
-        assert len(templates) == 5
+        assert len(templates) == 6
         job = (await client.call_tool("measure_gap", doing("artifact", 45_000))).structured_content["job"]
         files = (await client.read_resource(f"job://{job}/files")).contents[0].text
         assert "45000\tgap/manifest.json" in files
@@ -395,6 +395,52 @@ async def test_files_of_a_job_are_resources_with_pages(era: str, connected: Any,
             assert "Next:" in await refusal(client, f"job://{job}/{bad}")
         assert await refusal(client, f"job://{job}/file/../../../samebits.toml")
         assert await refusal(client, "job://gone/log")
+
+
+@eras
+async def test_the_newest_jobs_are_listed_as_resources_that_can_be_read(
+    era: str, connected: Any, doing: Any, project: Path
+) -> None:
+    async with connected(era) as client:
+        assert (await client.list_resources()).resources == []
+        jobs = [(await client.call_tool("measure_gap", doing("print"))).structured_content["job"] for _ in range(2)]
+        listed = {str(resource.uri): resource.title for resource in (await client.list_resources()).resources}
+        assert list(listed) == [f"job://{job}/{name}" for job in reversed(jobs) for name in ("log", "files")]
+        assert set(listed.values()) == {"End of the log of measure, succeeded", "Files of measure, succeeded"}
+        for uri in listed:
+            assert (await client.read_resource(uri)).contents[0].text
+
+
+async def test_the_list_of_a_jobs_files_goes_on_from_page_to_page(connected: Any, doing: Any, project: Path) -> None:
+    async with connected() as client:
+        job = (await client.call_tool("measure_gap", doing("sleep"))).structured_content["job"]
+        for number in range(1200):
+            (project / ".samebits" / "jobs" / job / f"many-{number:04d}").touch()
+        pages = [
+            (await client.read_resource(f"job://{job}/{name}")).contents[0].text.split("\n")
+            for name in ("files", "files/2", "files/3")
+        ]
+        assert [page[-1].partition(":")[2] for page in pages[:2]] == [f" job://{job}/files/{n}]" for n in (2, 3)]
+        names = [line.partition("\t")[2] for page in pages for line in page if "\t" in line]
+        assert len(names) == len(set(names)) > 1200
+        assert {f"many-{number:04d}" for number in range(1200)} < set(names)
+        assert "Next:" in await refusal(client, f"job://{job}/files/4")
+
+
+@pytest.mark.parametrize("character", ["\u00e9", "\u20ac", "\U0001f600"])
+async def test_no_character_is_cut_in_two_by_a_page(character: str, connected: Any, doing: Any, project: Path) -> None:
+    """Of two, three and four bytes, at every place of the boundary."""
+    async with connected() as client:
+        job = (await client.call_tool("measure_gap", doing("sleep"))).structured_content["job"]
+        for before in range(4):
+            text = "a" * before + character * 25_000
+            (project / ".samebits" / "jobs" / job / "words.txt").write_text(text, encoding="utf-8")
+            count = -(-len(text.encode()) // 20_000)
+            pages = [
+                (await client.read_resource(f"job://{job}/page/{number}/words.txt")).contents[0].text
+                for number in range(1, count + 1)
+            ]
+            assert "".join(page.partition("\n")[2] for page in pages) == text
 
 
 async def refusal(client: Client, uri: str) -> str:
@@ -412,9 +458,9 @@ async def test_the_prompts_name_the_experiment_and_only_tools_that_exist(era: st
             got = await client.get_prompt(prompt.name, {"config": "some/samebits.toml"})
             text = got.messages[0].content.text
             assert "some/samebits.toml" in text
-            assert (
-                set(re.findall(r"\b[a-z]+_(?:setup|gap|activations|ops|repro|kernel|regression|job)\b", text)) <= TOOLS
-            )
+            named = set(re.findall(r"\b[a-z]+_[a-z]+\b", text)) - {"untrusted_log"}
+            assert named <= TOOLS
+            assert {"measure_gap", "diff_ops"} <= named
 
 
 @pytest.mark.parametrize("setting", ["auto", "required"])
