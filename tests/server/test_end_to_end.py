@@ -202,7 +202,8 @@ async def approved(agent: Agent, repository: Path, someone: ModuleType, repro: s
     assert git(repository, "branch", "--format=%(refname:short)").split() == ["main"]
     with someone.Person(repository) as at_the_terminal:
         at_the_terminal.decide_on_page(proposal, "approved", "one rounding, as the engine")
-    assert "not" in await agent.refused("apply_change", proposal=proposal, patch="0" * 64)
+    other = await agent.refused("apply_change", proposal=proposal, patch="0" * 64)
+    assert f"its patch is {patch[:12]}, not 000000000000. Next: give the patch digest" in other
     applied = await agent.call("apply_change", proposal=proposal, patch=patch, branch="samebits/turn")
     assert applied["verdict"] == "done"
     assert git(repository, "status", "--porcelain", "--untracked-files=no") == "", "the work tree is the user's"
