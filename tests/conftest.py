@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Before any test module imports torch; children inherit it. One thread: several engines share few cores, and the bits
 # do not depend on it.
@@ -41,3 +45,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in lacking.items():
             if item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def lacking() -> Callable[..., None]:
+    """lacking(reason, instead=False): not run here. SAMEBITS_REQUIRE_SANDBOX=1 makes it a failure, unless another kind
+    of sandbox stands in for the one that is not here.
+    """
+
+    def say(reason: object, *, instead: bool = False) -> None:
+        if os.environ.get("SAMEBITS_REQUIRE_SANDBOX") == "1" and not instead:
+            pytest.fail(f"SAMEBITS_REQUIRE_SANDBOX=1 asks for it, and it cannot be run here: {reason}")
+        pytest.skip(f"not run: {reason}")
+
+    return say

@@ -155,7 +155,11 @@ class Run:
             self.emit(f"waiting for the GPUs of {hello['host']}: another samebits job has them")
             time.sleep(WAITING_S)
         outcome = self.follow(time.monotonic() + self.order.time_limit_s + OVERTIME_S)
-        transfer.fetch(self.actor, self.folder)
+        try:
+            transfer.fetch(self.actor, self.folder)
+        except Damaged:
+            self.actor.call("close")  # what was refused is not left on the node either
+            raise
         self.actor.call("close")
         return outcome
 

@@ -110,6 +110,16 @@ elif do == "artifact":
     open(folder + "/gap/gap.safetensors", "wb").write(b"\0" * 10)
     os.symlink("/etc", folder + "/outside")
     answer(ids=dict(gap="gap"))
+elif do == "manifest":
+    import hashlib
+
+    os.mkdir(folder + "/gap")
+    data = b"\0" * 10
+    files = dict([("gap.safetensors", hashlib.sha256(b"x" if value else data).hexdigest())])
+    json.dump(dict(kind="gap", files=files), open(folder + "/gap/manifest.json", "w"))
+    open(folder + "/gap/gap.safetensors", "wb").write(data)
+    os.symlink("/etc", folder + "/outside")
+    answer(ids=dict(gap="gap"))
 elif do == "elsewhere":
     following = "samebits diff --rollout " + request["rollout"] + " --max-operators 4"
     answer(ids=dict(rollout=os.path.relpath(request["rollout"], folder)), next=following, rows=[dict(a=None, b=0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -149,21 +150,26 @@ async def test_inputs_go_to_a_node_progress_comes_and_artifacts_return(
     async with running(tmp_path) as pool:
         jobs = [
             pool.submit(for_ray(asked("read"), joined, model=str(model))),
-            pool.submit(for_ray(asked("artifact", 300), joined, device="cpu")),
+            pool.submit(for_ray(asked("manifest"), joined, device="cpu")),
+            pool.submit(for_ray(asked("manifest", 1), joined, device="cpu")),
         ]
-        (read_state, read), (made_state, made) = [await finished(pool, job) for job in jobs]
+        (read_state, read), (made_state, made), (_, torn) = [await finished(pool, job) for job in jobs]
         folder = pool.index.folder(jobs[1])
+        assert not (pool.index.folder(jobs[2]) / "gap").exists()
     assert (read_state, made_state) == ("succeeded", "succeeded"), (read, made)
+    assert isinstance(torn, Failed)
+    assert "gap.safetensors: its bytes are not those which the artifact's manifest names" in torn.message
     rows = {row["path"]: row["text"] for row in read.result.rows}
     assert rows == {"config.json": "{}", "deep/weights": "w" * 1000}
-    assert (folder / "gap" / "manifest.json").read_text() == "m" * 300
+    named = json.loads((folder / "gap" / "manifest.json").read_text())["files"]
+    assert named == {"gap.safetensors": hashlib.sha256(b"\0" * 10).hexdigest()}
     assert (folder / "gap" / "gap.safetensors").read_bytes() == b"\0" * 10
     assert not (folder / "outside").is_symlink(), "links are not brought back"
     assert not (folder / ".incoming").exists()
     phases = [json.loads(line)["phase"] for line in (folder / "events.jsonl").read_text().splitlines()]
     assert phases[0] == "ray"
     assert phases[-1] == "stand-in"
-    assert len(list((joined.node / "store").iterdir())) == 2
+    assert len(list((joined.node / "store").iterdir())) == 2, "the two files of the model"
     assert list((joined.node / "work").iterdir()) == [], "nothing of the job stays but what the store holds"
     assert "ray" not in sys.modules, "only the submitter imports Ray"
 
@@ -262,6 +268,32 @@ async def test_a_server_that_goes_takes_its_job_off_the_node(
 
 
 @pytest.mark.slow
+async def test_a_real_measure_on_a_node_comes_back_whole(tmp_path: Path, joined: Ray) -> None:
+    """The worker itself: transformers on both sides, one layer."""
+    from samebits.tools.schema.artifacts.gap import GapReport
+    from samebits.tools.sides.transformers.tiny import write_tiny
+    from samebits.tools.store import artifact
+
+    model = write_tiny(tmp_path / "model", dtype="float32", num_hidden_layers=1)
+    experiment = {
+        "device": "cpu",
+        "rollout": {"side": "transformers", "model": str(model), "dtype": "float32"},
+        "trainer": {"dtype": "float32"},
+        "workload": {"prompts": 2, "prompt_tokens": (3, 8), "new_tokens": 4},
+        "pool": {"backend": "ray", "ray_address": joined.address},
+    }
+    async with running(tmp_path) as pool:
+        job = pool.submit(MeasureRequest.model_validate({"experiment": experiment, "axes": ()}))
+        state, outcome = await finished(pool, job, 300)
+        folder = pool.index.folder(job)
+    assert state == "succeeded", outcome
+    assert str(joined.node) not in outcome.model_dump_json()
+    for name in outcome.result.ids.values():
+        assert json.loads((folder / name / "manifest.json").read_text())["files"]
+    artifact.read(folder / outcome.result.ids["gap"], GapReport)  # every digest is checked
+    assert list((joined.node / "work").iterdir()) == []
+
+
 async def test_a_node_that_dies_in_mid_job_is_one_clear_failure_and_the_other_node_goes_on(
     asked: Asked, tmp_path: Path, joined: Ray, eventually: Any
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def view(tmp_path: Path) -> View:
 
 def inside(box: Box, code: str, before: str = "") -> str:
     """What code prints in a box of Landlock; `before` runs before the box is entered."""
-    spec = {"kind": box.kind, "read": [str(p) for p in box.view.read], "private": str(box.view.private)}
+    spec: dict[str, Any] = {"kind": box.kind, "read": [str(p) for p in box.view.read], "private": str(box.view.private)}
     spec |= {"devices": [str(p) for p in box.view.devices], "cuda": False}
     spec |= {"file_bytes": box.file_bytes, "data_bytes": box.data_bytes}
     enter = f"from samebits.tools.sandbox import enter, seccomp\n{before}\nenter.main()"
@@ -45,8 +46,9 @@ NAMESPACES_OFF = "enter.ATTEMPTS = ()"
 FILTER_OFF = "seccomp.install = lambda: False"
 
 
-@pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
-def test_namespaces_and_filter_each_close_the_network_alone(view: View) -> None:
+def test_namespaces_and_filter_each_close_the_network_alone(view: View, lacking: Callable[..., None]) -> None:
+    if not landlock.abi():
+        lacking("this kernel has no Landlock", instead=choose(view).held.whole)
     box = Box("landlock", view)
     assert "Operation not permitted" in inside(box, UDP, NAMESPACES_OFF)
     namespace = inside(box, UDP, FILTER_OFF)
@@ -56,8 +58,9 @@ def test_namespaces_and_filter_each_close_the_network_alone(view: View) -> None:
     assert "sent" in inside(Box("none", view), UDP)
 
 
-@pytest.mark.skipif(landlock.abi() < 6, reason="this kernel's Landlock keeps no signals")
-def test_landlock_alone_keeps_files_tcp_and_signals(view: View, tmp_path: Path) -> None:
+def test_landlock_alone_keeps_files_tcp_and_signals(view: View, tmp_path: Path, lacking: Callable[..., None]) -> None:
+    if landlock.abi() < 6:
+        lacking("this kernel's Landlock keeps no signals", instead=choose(view).held.whole)
     secret = tmp_path / "secret"
     secret.write_text("kept")
     off = NAMESPACES_OFF + "\n" + FILTER_OFF
@@ -74,13 +77,26 @@ def test_landlock_alone_keeps_files_tcp_and_signals(view: View, tmp_path: Path) 
     assert "kept" in inside(Box("none", view), f"print(open({str(secret)!r}).read())")
 
 
-def test_its_own_folder_is_writable_and_the_program_text_is_not(view: View) -> None:
+def test_its_own_folder_is_writable_and_the_program_text_is_not(view: View, lacking: Callable[..., None]) -> None:
     if tried(Box("landlock", view)) != (WHOLE, ""):
-        pytest.skip("this machine gives no landlock")
+        lacking("this machine gives no landlock", instead=choose(view).held.whole)
     box = Box("landlock", view)
     assert "ok" in inside(box, "import os; open(os.environ['TMPDIR'] + '/x', 'w').write('y'); print('ok')")
     target = Path(landlock.__file__)
     assert "PermissionError" in inside(box, f"open({str(target)!r}, 'a')")
+
+
+def test_what_is_required_fails_where_it_is_missing_and_is_skipped_elsewhere(
+    lacking: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SAMEBITS_REQUIRE_SANDBOX", raising=False)
+    with pytest.raises(pytest.skip.Exception):
+        lacking("why")
+    monkeypatch.setenv("SAMEBITS_REQUIRE_SANDBOX", "1")
+    with pytest.raises(pytest.skip.Exception):
+        lacking("why", instead=True)
+    with pytest.raises(pytest.fail.Exception, match=r"asks for it.*why"):
+        lacking("why")
 
 
 def test_limits_are_set_before_the_command(view: View) -> None:

@@ -31,9 +31,7 @@ FAULTS = {
     ),
     "hangs": Fault("builds", "    total = total_of(s)\n", "    while True:\n        pass\n", "no answer within"),
     "crashes": Fault("builds", "    total = total_of(s)\n", "    import os\n    os.kill(os.getpid(), 11)\n", "SIGSEGV"),
-    "ends the process": Fault(
-        "builds", "    total = total_of(s)\n", "    import os\n    os._exit(0)\n", "ended early", slow=True
-    ),
+    "ends the process": Fault("builds", "    total = total_of(s)\n", "    import os\n    os._exit(0)\n", "ended early"),
     "adds in place": Fault(
         "contained", "else x + residual\n    total", "else x.add_(residual).clone()\n    total", "changes its input x"
     ),
@@ -102,14 +100,12 @@ FAULTS = {
         "    open(contract.__file__, 'a').close()\n"
         "    total = total_of(s)\n",
         "rms_norm/contract.py",
-        slow=True,
     ),
     "leaves a process behind": Fault(
         "builds",
         "    total = total_of(s)\n",
         "    import subprocess\n    subprocess.Popen(['sleep', '600'])\n    total = total_of(s)\n",
         "left 1 process behind",
-        slow=True,
     ),
     "masks neighbours with zeros": Fault(
         "rows",
