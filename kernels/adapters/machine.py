@@ -7,6 +7,7 @@ import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from samebits.kernels.adapters.vllm import switch
 
@@ -46,6 +47,15 @@ WHERE = re.compile(
 """Names of where something lies or listens and of what is logged: other on each machine, no bit depends on it. The path
 of a shared library (VLLM_NCCL_SO_PATH) is none of them, nor is VLLM_KV_CACHE_LAYOUT."""
 CPUINFO = Path("/proc/cpuinfo")
+
+
+def device(asked: Literal["auto", "cpu", "cuda"] = "auto") -> Literal["cpu", "cuda"]:
+    """The device that is meant: as asked, or cuda where torch sees one."""
+    if asked != "auto":
+        return asked
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def number_variables(environment: Mapping[str, str], besides: tuple[str, ...] = ()) -> dict[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from samebits.kernels.adapters import cpu_isa
+from samebits.kernels.adapters import cpu_isa, machine
 from samebits.kernels.adapters.errors import PatchError
 
 Values = Mapping[str, Any]
@@ -59,7 +59,7 @@ def find(device: str, kernels: str) -> tuple[str, str, Settings]:
         PatchError: no such pair, or its adapter is not there.
     """
     if device == "auto":
-        device = "cuda" if _cuda() else "cpu"
+        device = machine.device()
     if device not in DEFAULT:
         raise PatchError(f"device {device!r}", "not known", 'use "cpu", "cuda" or "auto"')
     kernels = DEFAULT[device] if kernels == "auto" else kernels
@@ -113,9 +113,3 @@ def merge(settings: Settings, given: Values) -> dict[str, Any]:
         if name in given and given[name] != value:
             raise PatchError(f"{name}={given[name]!r}", f"must be {value!r} here", "leave it out")
     return {**settings.convenient, **given, **settings.arguments}
-
-
-def _cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

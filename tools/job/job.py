@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from samebits.kernels.adapters import machine
 from samebits.tools.schema.results import Event
 from samebits.tools.sides.session import Deadline, Session
 
@@ -95,8 +96,4 @@ def runs_compiled(experiment: Experiment) -> bool:
 
 def device_of(experiment: Experiment) -> Literal["cpu", "cuda"]:
     """The device of this experiment: as set, or cuda where torch sees one."""
-    if experiment.device != "auto":
-        return experiment.device
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return machine.device(experiment.device)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.results import Result
@@ -32,7 +32,6 @@ def run_inspect(request: InspectRequest, job: Job) -> Result:
     config = request.experiment.rollout
     asked, answer = job.folder / "inspect.request.json", job.folder / "inspect.json"
     asked.write_text(request.experiment.model_dump_json(), encoding="utf-8")
-    device: Literal["cpu", "cuda"] = "cpu" if request.experiment.device == "cpu" else "cuda"
     own = [] if request.foreign else ["own"]
     job.emit("inspect", "importing what the sides need, in a child process")
     with (job.folder / "inspect.log").open("wb") as log:
@@ -42,7 +41,7 @@ def run_inspect(request: InspectRequest, job: Job) -> Result:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=variables(config, device) | dict(config.env),
+                env=variables(config, None) | dict(config.env),
                 timeout=LIMIT_S,
                 check=False,
             ).returncode

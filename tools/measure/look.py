@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Literal
 
+from samebits.tools.job.job import device_of
 from samebits.tools.measure.workload_check import check_engine, check_workload
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment, Rollout, Trainer
@@ -58,7 +59,7 @@ def look(experiment: Experiment, *, foreign: bool = True) -> list[Row]:
     rows = [row("python", "ok", f"{sys.version.split()[0]} at {sys.executable}"), *map(_package, PACKAGES)]
     rows.append(tried("device", lambda: _device(experiment)))
     rows.append(tried("disk", _disk))
-    device = _device_kind(experiment)
+    device = device_of(experiment)
     rows += _side("rollout", experiment.rollout, experiment.rollout.model, device, foreign)
     rows += _side("trainer", experiment.trainer, experiment.trainer_model, device, foreign)
     sound = {row["check"] for row in rows if row["outcome"] == "ok"}
@@ -214,14 +215,6 @@ def _support(config: Trainer, model: str, device: Literal["cpu", "cuda"]) -> str
     name = _class(model)
     tables = ("none", "vllm") if asked == "none" else (asked,)
     return ". ".join(support.in_words(support.row(name, table, device, config.dtype), engine) for table in tables)
-
-
-def _device_kind(experiment: Experiment) -> Literal["cpu", "cuda"]:
-    import torch
-
-    if experiment.device != "auto":
-        return experiment.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main() -> None:

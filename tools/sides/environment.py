@@ -11,8 +11,12 @@ if TYPE_CHECKING:
     from samebits.tools.schema.experiment import Rollout, Trainer
 
 
-def variables(config: Rollout | Trainer, device: Literal["cpu", "cuda"]) -> dict[str, str]:
-    """The parent's environment plus what every side needs: nothing is downloaded, nothing is reported home."""
+def variables(config: Rollout | Trainer, device: Literal["cpu", "cuda"] | None) -> dict[str, str]:
+    """The parent's environment plus what every side needs: nothing is downloaded, nothing is reported home.
+
+    Args:
+        device: None: only torch could tell, and no engine will be started.
+    """
     env = dict(os.environ)
     env |= {
         "HF_HUB_OFFLINE": "1",

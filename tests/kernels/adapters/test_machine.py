@@ -6,8 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from samebits.kernels.adapters import machine, proved
+from samebits.tools.gate.candidate.runner import target_of
+from samebits.tools.job.job import device_of
+from samebits.tools.schema.errors import UserError
+from samebits.tools.schema.experiment import Experiment
 from samebits.tools.store import fingerprint
 
 
@@ -45,3 +50,13 @@ def test_the_lock_and_the_reports_read_one_processor() -> None:
     found: Any = fingerprint.environment({}).platform
     if "compute capability" not in found:
         assert proved.fingerprint("trainer", {})["cpu"].startswith(found)
+
+
+def test_auto_is_what_torch_sees_and_never_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seen, found in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda seen=seen: seen)
+        assert machine.device() == found
+        assert device_of(Experiment(device="auto")) == found
+    assert (machine.device("cpu"), machine.device("cuda")) == ("cpu", "cuda")
+    with pytest.raises(UserError, match="torch sees no CUDA device"):
+        target_of("linear", "cuda")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 
+from samebits.kernels.adapters import machine
 from samebits.kernels.candidate import Candidate, describe, digest_of
 from samebits.kernels.contract_version import CONTRACT_VERSION
 from samebits.kernels.registry import OPERATORS, operator
@@ -69,10 +70,9 @@ def target_of(what: str, device: str = "auto") -> Target:
     Raises:
         UserError: neither; or a candidate.toml that cannot be used; or no such device here.
     """
-    here = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and here == "cpu":
+    used = machine.device(cast("Literal['auto', 'cpu', 'cuda']", device))
+    if used == "cuda" and machine.device() == "cpu":
         raise UserError("device cuda", "torch sees no CUDA device here", "use --device cpu or a GPU machine")
-    used = cast("Literal['cpu', 'cuda']", here if device == "auto" else device)
     if what in OPERATORS:
         return library_target(what, used)
     folder = Path(what)
