@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SWITCH = {"VLLM_CPU_ATTN_SPLIT_KV": "1", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
 """Two threads, that there is something to split; they must not spin while others work."""
 SWITCHED = "the KV split of the CPU attention switched on, two threads"
+STOCK = "vLLM's own operators in the engine"
 HOT = 0.7
 
 
@@ -119,6 +120,28 @@ def switched_controls(bench: Bench, batch: Tried | None, restarted: Tried | None
     if restarted is not None:
         words = f"a new process with {SWITCHED}, each alone"
         restarted.control = disturbed(bench, words, bench.plain["rollout"], alone)
+
+
+def stock_controls(bench: Bench, session: Session, batch: Tried | None, restarted: Tried | None) -> None:
+    """The controls of batch and restart by an engine on vLLM's own operators, where those give a row other bits in
+    other company: then they vary what the axis varies, and take the place of moved weights.
+    """
+    config = bench.sides.experiment.rollout
+    ran = any(one is not None and one.compared for one in (batch, restarted))
+    if not ran or config.kernels != "samebits" or device_of(bench.sides.experiment) != "cuda":
+        return
+    bench.sides.job.emit("gate", f"control: {STOCK}")
+    together, alone = (
+        score_with(session, bench.sides.job, "rollout", bench.source.folder, how)[0]
+        for how in (How(), How(concurrency=1))
+    )
+    within = disturbed(bench, f"{STOCK}: all in flight against each alone", together, alone)
+    if not within.failed:
+        return
+    if batch is not None and batch.compared:
+        batch.control = within
+    if restarted is not None and restarted.compared:
+        restarted.control = disturbed(bench, f"a new process with {STOCK}, each alone", bench.plain["rollout"], alone)
 
 
 def at_temperature(bench: Bench, temperature: float) -> Path:

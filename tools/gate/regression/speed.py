@@ -13,6 +13,8 @@ from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.passes import Generate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from samebits.tools.gate.regression.bench import Bench
     from samebits.tools.schema.experiment import Experiment, Rollout
     from samebits.tools.sides.session import Session
@@ -89,8 +91,14 @@ def own(bench: Bench, asked: Wanted) -> Rate | NoThroughput:
     return _rates(bench, bench.sides.session("rollout"), "of the experiment")
 
 
-def throughput(bench: Bench, mine: Rate, asked: Wanted) -> Throughput | NoThroughput:
-    """The same workload on an engine without samebits, after every axis of the first one."""
+def throughput(
+    bench: Bench, mine: Rate, asked: Wanted, also: Callable[[Session], None] | None = None
+) -> Throughput | NoThroughput:
+    """The same workload on an engine without samebits, after every axis of the first one.
+
+    Args:
+        also: asks that engine something else while it is open.
+    """
     begun, sides = time.monotonic(), bench.sides
     sides.close("rollout")
     sides.job.emit("gate", "throughput of the engine without samebits")
@@ -98,6 +106,8 @@ def throughput(bench: Bench, mine: Rate, asked: Wanted) -> Throughput | NoThroug
     try:
         with sides.job.open_side("rollout", sides.experiment.model_copy(update={"rollout": other})) as session:
             theirs = _rates(bench, session, "without samebits")
+            if also is not None:
+                also(session)
     except UserError as error:
         return NoThroughput(reason=f"{error.thing}: {error.reason}", required=asked.required)
     assert asked.bar is not None

@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, cast, get_args
 
-from samebits.tools.demo.verb import experiment_for
+from samebits.kernels.adapters import settings
 from samebits.tools.gate.regression import (
     engine_axes,
     judge,
@@ -31,6 +31,7 @@ from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment, Workload
 from samebits.tools.sides import rollout_store
 from samebits.tools.sides.session import OutOfTime, SideDied
+from samebits.tools.sides.tiny_experiment import experiment_for
 from samebits.tools.sides.transformers.tiny import write_tiny
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from samebits.tools.schema.artifacts.regression import Rate, Throughput
     from samebits.tools.schema.requests import GateRequest
     from samebits.tools.schema.results import Result
+    from samebits.tools.sides.session import Session
 
     Axis = Callable[[Bench, Tried], None]
 
@@ -70,8 +72,6 @@ TRAINER: dict[AxisName, Axis] = {
 ANEW: tuple[AxisName, ...] = ("preemption", "logprob_mode", "eager_graph", "ranks", "restart")
 """Axes that may start another engine."""
 UNTIMED = "the engine ran out of time or ended; its log is in the job folder"
-STEADY = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "VLLM_CPU_ATTN_SPLIT_KV": "0"}
-"""With these the CPU engine is equal to itself (docs/exact-zero.md)."""
 FAST = Workload(prompts=16, prompt_tokens=(3, 200), new_tokens=16)
 
 
@@ -115,7 +115,7 @@ def run_regression(request: GateRequest, job: Job) -> Result:
         rate = speed.wanted(experiment, named, THROUGHPUT in required)
         mine = _limited_rate(bench, rate) if THROUGHPUT in asked else None
         tried = _engine(bench, [name for name in names() if name in asked and name in ENGINE])
-        measured = _measured(bench, mine, rate, before)
+        measured = _measured(bench, mine, rate, before, tried)
         tried |= _trainer(bench, [name for name in names() if name in asked and name in TRAINER])
         rows = [
             judge.row(name, tried[name], experiment.gate.min_tokens, name in required)
@@ -141,7 +141,7 @@ def _experiment(request: GateRequest, job: Job) -> Experiment:
         return request.experiment
     job.emit("model", f"writing a tiny random {request.tiny}")
     model = write_tiny(job.folder / "model", request.tiny)
-    fast = experiment_for(model, "cpu", STEADY | {"OMP_NUM_THREADS": "1"}, kernels="vllm")
+    fast = experiment_for(model, "cpu", settings.STEADY | {"OMP_NUM_THREADS": "1"}, kernels="vllm")
     trainer = fast.trainer.model_copy(update={"micro_batch": 4})
     return fast.model_copy(update={"workload": FAST, "gate": request.experiment.gate, "trainer": trainer})
 
@@ -254,13 +254,21 @@ def _limited_rate(bench: Bench, asked: speed.Wanted) -> Rate | NoThroughput:
 
 
 def _measured(
-    bench: Bench, mine: Rate | NoThroughput | None, asked: speed.Wanted, before: pieces.Earlier | None
+    bench: Bench,
+    mine: Rate | NoThroughput | None,
+    asked: speed.Wanted,
+    before: pieces.Earlier | None,
+    tried: dict[AxisName, Tried],
 ) -> Throughput | NoThroughput | None:
-    """Throughput, where it is asked for; that of an earlier piece where it is not."""
+    """Throughput, where it is asked for; that of an earlier piece where it is not. Its second engine gives controls."""
     if mine is None:
         return None if before is None else before.report.throughput
     if isinstance(mine, NoThroughput):
         return mine
     found: list[Throughput | NoThroughput] = [NoThroughput(reason=UNTIMED, required=asked.required)]
-    _limited(bench, lambda: found.append(speed.throughput(bench, mine, asked)), [])
+
+    def controls(session: Session) -> None:
+        process_axes.stock_controls(bench, session, tried.get("batch"), tried.get("restart"))
+
+    _limited(bench, lambda: found.append(speed.throughput(bench, mine, asked, controls)), [])
     return found[-1]

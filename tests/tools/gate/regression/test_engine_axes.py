@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.tools.gate.regression import engine_axes, judge, preemption
+from samebits.tools.gate.regression import engine_axes, judge, preemption, process_axes, verb
 from samebits.tools.gate.regression.bench import Bench
 from samebits.tools.job.job import Job
 from samebits.tools.job.rollouts import Source
@@ -149,6 +149,54 @@ def test_where_nothing_can_be_moved_an_axis_is_not_run_and_says_so(tmp_path: Pat
     found = outcome(ran(engine_axes.order, bench(tmp_path / "a", [3, 4])))
     assert found.status == "not_run"
     assert "compiled engine (VLLM_COMPILE)" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("kernels", "device", "varies", "taken"),
+    [
+        ("samebits", "cuda", True, True),
+        ("samebits", "cuda", False, False),
+        ("none", "cuda", True, False),
+        ("samebits", "cpu", True, False),
+    ],
+)
+def test_the_stock_engine_is_the_control_of_batch_where_its_rows_depend_on_their_company(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, device: str, varies: bool, taken: bool
+) -> None:
+    """No GPU is asked: Engine stands in for both engines, the second one with a fault of its batch size."""
+    made = bench(tmp_path / "a", [3, 4, 5])
+    made.sides.experiment = Experiment.model_validate({"device": device, "rollout": {"kernels": kernels}})
+    batch, restarted = ran(engine_axes.batch, made), judge.Tried(skipped=["not asked for"])
+    batch.control = before = judge.comparison_control(made.data.logprob_N, made.data.valid_N)
+    stock = Engine(made.sides.job, lambda how, _: 2.0**-12 if varies and how.concurrency == 1 else 0.0)
+    monkeypatch.setattr(process_axes, "score_with", lambda session, _job, *rest: session.score(*rest))
+    process_axes.stock_controls(made, stock, batch, restarted)  # type: ignore[arg-type]
+    assert (batch.control is not before) == taken
+    assert restarted.control is None
+    if taken:
+        assert batch.control.disturbed.startswith("vLLM's own operators")
+        assert outcome(batch).status == "exact"
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "early"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]
+)
+def test_what_logprob_mode_asks_of_the_engine_comes_before_preemption_closes_it_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, asked: bool, early: bool
+) -> None:
+    made = bench(tmp_path / "a", [3, 4])
+    made.sides.experiment = Experiment.model_validate({"device": device})
+    seen: list[bool] = []
+    monkeypatch.setattr(verb, "_ahead", lambda *_: None)
+    monkeypatch.setattr(process_axes, "switchable", lambda _: False)
+    monkeypatch.setitem(verb.ENGINE, "preemption", lambda bench, tried: seen.append(bench.modes is not None))
+    monkeypatch.setitem(verb.ENGINE, "logprob_mode", lambda bench, tried: seen.append(bench.modes is not None))
+    verb._engine(made, ["preemption", "logprob_mode"] if asked else ["preemption"])
+    assert seen == [early] * (1 + asked)
+    if early:
+        count = len(made.sides.asked)  # type: ignore[attr-defined]
+        assert process_axes.own_modes(made) is made.modes
+        assert len(made.sides.asked) == count  # type: ignore[attr-defined]
 
 
 def test_preempted_sequences_cross_the_edge_of_a_block(tmp_path: Path) -> None:

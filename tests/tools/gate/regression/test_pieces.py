@@ -345,14 +345,14 @@ def test_the_adapters_take_the_lock_of_a_green_gate_and_refuse_it_elsewhere(
 
 def test_the_gates_environment_is_that_of_the_public_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from samebits.kernels.adapters import proved, settings
-    from samebits.tools.demo.verb import experiment_for
     from samebits.tools.gate.regression import subject
+    from samebits.tools.sides.tiny_experiment import experiment_for
 
     for name in [name for name in os.environ if name.startswith(("VLLM_", "ONEDNN_"))]:  # importing vllm sets some
         monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delitem(sys.modules, "vllm", raising=False)  # another test of this process may have imported it
-    gate = subject.fingerprints(experiment_for(tmp_path, "cpu", verb.STEADY, kernels="vllm"))
+    gate = subject.fingerprints(experiment_for(tmp_path, "cpu", settings.STEADY, kernels="vllm"))
     own = {"OMP_NUM_THREADS": "1"}
     settings.put(settings.find("cpu", "vllm")[2], own)
     for role in ("rollout", "trainer"):
