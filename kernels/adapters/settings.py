@@ -32,13 +32,15 @@ class Settings:
     """Variables set only where they are not: no bit depends on them."""
 
 
+STEADY = {"VLLM_CPU_ATTN_SPLIT_KV": "0", cpu_isa.VARIABLE: "AVX512_CORE_BF16"}
+"""With these vLLM's CPU engine is equal to itself (docs/exact-zero.md)."""
 # The engine stays in the process that made it: weights are pushed to it by reference, and one process is hooked.
 _HERE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 _EAGER: Values = {"enforce_eager": True, "logprobs_mode": "processed_logprobs"}
 _CONVENIENT: Values = {"skip_tokenizer_init": True, "seed": 0}
 SETTINGS: dict[tuple[str, str], Settings | str] = {
     ("cpu", "vllm"): Settings(
-        _HERE | {"VLLM_CPU_ATTN_SPLIT_KV": "0", cpu_isa.VARIABLE: "AVX512_CORE_BF16"},
+        _HERE | STEADY,
         _EAGER,
         _CONVENIENT,
         # Gibibytes; without it the engine asks for nearly all memory of the machine.

@@ -22,9 +22,10 @@ from samebits.tools.repro.verb import run_minimize
 from samebits.tools.schema.artifacts.demo import DemoManifest, DemoStep
 from samebits.tools.schema.artifacts.divergence import DivergenceManifest
 from samebits.tools.schema.artifacts.gap import GapReport
-from samebits.tools.schema.experiment import Experiment, Rollout, Trainer, Workload
+from samebits.tools.schema.experiment import Experiment, Workload
 from samebits.tools.schema.requests import DiffRequest, MeasureRequest, MinimizeRequest
 from samebits.tools.schema.results import Result
+from samebits.tools.sides.tiny_experiment import experiment_for
 from samebits.tools.sides.transformers.tiny import write_tiny
 from samebits.tools.store import artifact
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from samebits.tools.schema.requests import DemoRequest
 
 
-MANY = Workload(prompts=32, prompt_tokens=(3, 200), new_tokens=32)
 LONG = Workload(prompts=10, prompt_tokens=(120, 220), new_tokens=16)
 """For the engine against itself: only long contexts have keys to split."""
 FEW = Workload(prompts=6, prompt_tokens=(3, 200), new_tokens=12)
@@ -67,33 +67,6 @@ class Story:
         self.steps.append(DemoStep(number=number, title=title, text=text, held=held, stats=stats, seconds=seconds))
         self.begun = time.monotonic() - spare
         self.job.emit("demo", f"{number}. {title}: {text}", number, 7)
-
-
-def experiment_for(
-    model: Path, device: str, switches: dict[str, str], kernels: str = "none", workload: Workload = MANY
-) -> Experiment:
-    """The demo's experiment. The engine is eager: its operators can then be tapped one by one.
-
-    Args:
-        switches: environment of both sides that takes an engine's own inconsistencies away.
-    """
-    shared = kernels == "samebits"  # a table of both sides; the table "vllm" has nothing to put under vLLM
-    trainer = {"kernels": kernels, "layout": "packed", "micro_batch": 64, "logprob": "log_softmax"}
-    return Experiment.model_validate(
-        {
-            "device": device,
-            "rollout": Rollout(
-                model=str(model),
-                kernels="samebits" if shared else "none",
-                eager=True,
-                max_model_len=512,
-                env=switches,
-                engine={"max_num_batched_tokens": 8192},
-            ),
-            "trainer": Trainer.model_validate((trainer if kernels != "none" else {}) | {"env": switches}),
-            "workload": workload,
-        }
-    )
 
 
 def run_demo(request: DemoRequest, job: Job) -> Result:
