@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.kernels.adapters import proved
+from samebits.kernels.adapters import machine, proved
 from samebits.tools.job.job import device_of
 from samebits.tools.sides.environment import variables
 
@@ -45,6 +45,8 @@ def subject(experiment: Experiment, prints: Mapping[str, Mapping[str, str]]) -> 
     # Where a model lies changes nothing; what lies there is in the digests.
     for name in ("rollout", "trainer"):
         sections[name].pop("model")
+        env = sections[name]["env"]
+        sections[name]["env"] = {key: value for key, value in env.items() if not machine.silent(key)}
     text = {
         "device": device_of(experiment),
         "sections": sections,

@@ -120,7 +120,7 @@ def _settings(section: Model, keys: tuple[str, ...]) -> dict[str, str]:
     """What the bits depend on; of variables and of the engine's arguments, nothing private."""
     values = section.model_dump(mode="json")
     if "env" in values:
-        values["env"] = machine.number_variables(values["env"])
+        values["env"] = {key: value for key, value in values["env"].items() if not machine.silent(key)}
     for name in ("engine", "options"):
         if name in values:
             values[name] = {key: value for key, value in values[name].items() if not machine.private(key)}

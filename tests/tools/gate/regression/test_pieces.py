@@ -71,6 +71,13 @@ def test_a_piece_about_something_else_is_refused(gated: Callable[..., Any], tmp_
         gated(**changed, axes=("repeat",), resume=str(tmp_path / "one"), job="two")
 
 
+def test_a_key_or_a_place_in_the_settings_makes_no_other_subject(gated: Callable[..., Any], tmp_path: Path) -> None:
+    gated(axes=("repeat",), job="one", rollout={"env": {"VLLM_API_KEY": "1", "VLLM_CACHE_ROOT": "a"}})
+    later = {"VLLM_API_KEY": "2", "VLLM_CACHE_ROOT": "b"}
+    result, _ = gated(axes=("repeat",), job="two", resume=str(tmp_path / "one"), rollout={"env": later})
+    assert result.exit_code == 0
+
+
 def test_a_piece_whose_bytes_or_rollout_are_not_those_it_names_is_refused(
     gated: Callable[..., Any], tmp_path: Path
 ) -> None:
