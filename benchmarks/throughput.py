@@ -76,6 +76,8 @@ def settings_of(options: argparse.Namespace, model: Path) -> dict[str, Any]:
         "kv_cache_memory_bytes": (options.kv_gib or KV_GIB[options.device]) << 30,
         "gpu_memory_utilization": 0.2,
     }
+    if options.device == "cpu":  # where this script is tried out
+        settings["enforce_eager"] = True
     return settings | ({"load_format": "dummy"} if options.dummy else {})
 
 
