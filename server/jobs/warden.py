@@ -33,6 +33,8 @@ MEMORY_EVERY_S = 0.5
 KILL_WAIT_S = 10.0
 LOG_LIMIT_BYTES = 8 << 20
 """At this size log.txt becomes log.1.txt and a new one is begun: a flood keeps its last 8 to 16 MiB."""
+SILENCE_S = 600
+"""Where the request has no [pool]: the default of heartbeat_limit_s."""
 ENDED_BYTES, FULL_BYTES = 4096, 64 << 10
 HOLD = """
 import json, sys, time
@@ -143,7 +145,8 @@ class Phases:
             pool = {}
         self.times: dict[str, float] = pool.get("phase_time_limit_s", {})
         self.memories: dict[str, int] = pool.get("phase_memory_limit_mib", {})
-        self.silence_s: float = pool.get("heartbeat_limit_s", 0)
+        self.silence_s: float = pool.get("heartbeat_limit_s", SILENCE_S)
+        self.renewed, self.heard = 0, time.monotonic()
         self.name, self.since, self.offset = "", time.monotonic(), 0
 
     def look(self) -> None:
@@ -170,11 +173,17 @@ class Phases:
         return self.memories.get(self.name, self.memories.get("*", 0)) << 20
 
     def is_silent(self) -> bool:
-        """Whether the worker has given no heartbeat for too long."""
+        """Whether the worker has given no heartbeat for too long.
+
+        By this process's own watch: a clock that is set, or a machine that slept, is no silence.
+        """
         try:
-            return bool(self.silence_s) and time.time() - self.beat.stat().st_mtime > self.silence_s
+            renewed = self.beat.stat().st_mtime_ns
         except OSError:
             return False  # it has not begun yet: the time limit holds
+        if renewed != self.renewed:
+            self.renewed, self.heard = renewed, time.monotonic()
+        return bool(self.silence_s) and time.monotonic() - self.heard > self.silence_s
 
 
 class Warden:

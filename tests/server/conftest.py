@@ -74,6 +74,9 @@ elif do == "full":
         except OSError:
             pass
     answer()
+elif do == "cuda":
+    print("RuntimeError: CUDA error: an illegal memory access was encountered", file=sys.stderr, flush=True)
+    sys.exit(1)
 elif do == "silent":
     open(folder + "/heartbeat", "w").close()
     time.sleep(value)
@@ -135,7 +138,8 @@ elif do == "torn":
     open(folder + "/result.json", "w").write('{{"state": "succeeded", "res')
 else:
     time.sleep(value)
-    answer(rows=[dict(started=started, ended=time.time(), devices=os.environ.get("CUDA_VISIBLE_DEVICES"))])
+    row = dict(started=started, ended=time.time(), pid=os.getpid(), devices=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    answer(rows=[row])
 """
 
 

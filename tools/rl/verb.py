@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from samebits.tools.job.job import device_of
+from samebits.tools.job.log import Log
 from samebits.tools.report import rl as pages
 from samebits.tools.rl.child import ENDED, LOOP, PLAN, SIDES, Plan, finished
 from samebits.tools.rl.links import link_or_copy
@@ -81,18 +82,20 @@ class Work:
             }
         )
         (folder / PLAN).write_text(plan.model_dump_json(indent=1), encoding="utf-8")
-        log = folder / "log.txt"
+        log = Log(folder / "log.txt", keep_head=True)
         own = experiment.trainer.env | experiment.rollout.env
-        with log.open("ab") as sink:
+        try:
             code = subprocess.run(
                 [sys.executable, "-m", "samebits.tools.rl.child", str(folder)],
                 stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
+                stdout=log.write_end,
+                stderr=log.write_end,
                 env=variables(experiment.rollout, self.device) | own,
                 check=False,
             ).returncode
-        return _checked(folder, name, code, log)
+        finally:
+            log.close()
+        return _checked(folder, name, code, log.path)
 
 
 def _checked(folder: Path, name: str, code: int, log: Path) -> Path:
@@ -284,7 +287,12 @@ def _answer(work: Work, runs: list[Run], sides: dict[str, tuple[str, ...]], begu
         words += f"; go on with samebits rl --resume {shlex.quote(str(work.job.folder))}"
     page = os.path.join(work.job.folder, "rl", "report.html")
     return Result(
-        verdict=verdict, summary=f"report: {page}\nverdict: {words}", ids={"rl": "rl"}, rows=rows, total=len(rows)
+        verdict=verdict,
+        summary=f"report: {page}",
+        closing=f"verdict: {words}",
+        ids={"rl": "rl"},
+        rows=rows,
+        total=len(rows),
     )
 
 

@@ -205,9 +205,9 @@ class Pool(Model):
     """Limits of single phases (the first word of a progress line, such as open, capture, prove); "*": any other."""
     phase_memory_limit_mib: dict[str, Annotated[int, Field(ge=1)]] = {}
     """The same for memory."""
-    heartbeat_limit_s: int = Field(default=0, ge=0)
-    """A worker that gives no heartbeat for so long is ended; 0: that is only said. A call that holds Python's lock for
-    minutes (a large compilation) gives none either."""
+    heartbeat_limit_s: int = Field(default=600, ge=0)
+    """A worker that gives no heartbeat for so long is ended; 0: that is only said. A single call that holds Python's
+    lock all the time gives none either."""
 
 
 class Experiment(Model):

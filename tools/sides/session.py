@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
+from samebits.tools.job.log import Log
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.passes import REPLY, Broken, Close, Done, Open, Refused
 
@@ -25,6 +26,8 @@ STOP_AFTER_S = 20.0
 """How long a side may take to end after `close` before it is killed, at the end of its work;"""
 HURRY_S = 1.0
 """and when the work was broken off. A side that is busy then is killed at once: it would not hear `close`."""
+SETTLE_S = 2.0
+"""For what a side that has ended printed last; something it started may hold the pipe for longer."""
 
 
 class SideDied(Exception):
@@ -60,6 +63,8 @@ class Session:
     commands: int
     replies: int
     deadline: Deadline
+    printed: Log
+    """What fills `log`."""
     opened: Done | None = None
     busy: bool = False
     """A command was sent and not answered yet."""
@@ -105,7 +110,7 @@ class Session:
         """Start the process only: it imports its libraries, and `open` then loads the model.
 
         Args:
-            folder: job folder; the log goes to `folder/sides/ROLE.log` (appended).
+            folder: job folder; the log goes to `folder/sides/ROLE.log` (appended; of a flood head and tail are kept).
             env: on top of the experiment's own environment for this side.
             deadline: for every answer; None: wait for ever.
         """
@@ -117,19 +122,20 @@ class Session:
         command_read, command_write = os.pipe()
         reply_read, reply_write = os.pipe()
         wanted = [config.side, "vllm"] if config.kernels == "vllm" else [config.side]
-        with log.open("ab") as sink:
-            # Same process group as the worker: killing the group leaves no orphan.
-            process = subprocess.Popen(
-                [sys.executable, "-m", "samebits.tools.sides.child", str(command_read), str(reply_write), *wanted],
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                pass_fds=(command_read, reply_write),
-                env=variables(config, device) | dict(config.env) | dict(env or {}),
-            )
+        printed = Log(log, keep_head=True)
+        # Same process group as the worker: killing the group leaves no orphan.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "samebits.tools.sides.child", str(command_read), str(reply_write), *wanted],
+            stdin=subprocess.DEVNULL,
+            stdout=printed.write_end,
+            stderr=printed.write_end,
+            pass_fds=(command_read, reply_write),
+            env=variables(config, device) | dict(config.env) | dict(env or {}),
+        )
+        printed.follow()
         os.close(command_read)
         os.close(reply_write)
-        return cls(role, process, log, command_write, reply_read, deadline or Deadline())
+        return cls(role, process, log, command_write, reply_read, deadline or Deadline(), printed)
 
     def open(self, experiment: Experiment, device: Literal["cpu", "cuda"], *, taps: bool = False) -> None:
         """Load the model; see `start`."""
@@ -158,6 +164,7 @@ class Session:
         self.busy = False
         if not line:
             code = self.process.wait()
+            self.printed.close(SETTLE_S)
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             raise SideDied(self.role, f"{how} during {command.command!r}", self.log)
         reply = REPLY.validate_json(line)
@@ -199,6 +206,7 @@ class Session:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.printed.close(SETTLE_S)
 
     def __enter__(self) -> Self:
         return self

@@ -13,6 +13,8 @@ import pytest
 
 from samebits.server.jobs import folder as job_folder
 from samebits.server.jobs import launch
+from samebits.server.jobs.warden import Phases
+from samebits.tools.schema.experiment import Pool
 from samebits.tools.schema.requests import MeasureRequest
 from samebits.tools.schema.results import Failed, Succeeded, TimedOut
 
@@ -60,6 +62,19 @@ def test_a_silent_worker_is_ended_where_that_is_asked_for_and_named(ended: Calla
     assert "no heartbeat for 1 s (pool.heartbeat_limit_s) in phase 'stand-in', hangs, and was ended" in outcome.message
     assert isinstance(ended("silent", 1.5, heartbeat_limit_s=0), Succeeded)
     assert isinstance(ended("sleep", 1.5, heartbeat_limit_s=1), Succeeded), "one that has not begun is not silent"
+
+
+def test_a_clock_that_jumps_is_no_silence_and_a_request_without_pool_has_the_default(tmp_path: Path) -> None:
+    phases, beat = Phases(tmp_path), tmp_path / "heartbeat"
+    assert phases.silence_s == Pool().heartbeat_limit_s == 600
+    phases.silence_s = 0.2
+    assert not phases.is_silent(), "it has not begun"
+    for moment in (10**9, 10**9 + 2, 1):  # years ago: the clock was set, or the machine slept
+        beat.touch()
+        os.utime(beat, (moment, moment))
+        assert not phases.is_silent()
+    time.sleep(0.3)
+    assert phases.is_silent(), "the control: nothing new for longer than allowed"
 
 
 def test_silence_is_said_while_a_job_runs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -76,6 +77,24 @@ async def test_a_worker_that_segfaults_is_one_clear_failure_and_the_next_job_run
         assert "killed by signal 11" in outcome.message
         assert "Next: read the end of" in outcome.message
         assert (await ended(pool, asked("sleep")))[0] == "succeeded"
+
+
+async def test_after_a_cuda_error_the_next_job_has_another_process(
+    asked: Asked, tmp_path: Path, alive: Callable[[int], bool]
+) -> None:
+    """A process that saw one has a context that fails every later call."""
+    async with running(tmp_path) as pool:
+        jobs = [pool.submit(asked("cuda")), pool.submit(asked("sleep"))]
+        for job in jobs:
+            await pool.wait(job, 30)
+        failed, fine = (job_folder.outcome(pool.index.folder(job)) for job in jobs)
+        log = (pool.index.folder(jobs[0]) / "log.txt").read_text()
+        worker = json.loads((pool.index.folder(jobs[0]) / "worker.json").read_text())["worker"]
+    assert isinstance(failed, Failed)
+    assert "CUDA error: an illegal memory access" in log
+    assert isinstance(fine, Succeeded)
+    assert fine.result.rows[0]["pid"] != worker
+    assert not alive(worker)
 
 
 async def test_a_hang_in_native_code_is_ended_at_the_time_limit(asked: Asked, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -17,9 +18,10 @@ from typing import Any
 import torch
 
 from samebits.kernels.ops.rows import Args
-from samebits.tools.gate.candidate.log import Log
+from samebits.tools.gate.candidate.log import bounded
 from samebits.tools.gate.candidate.plan import Outputs, RedError
 from samebits.tools.gate.candidate.wire import Memory, WireError, form_of, placed, receive, send, take_outputs
+from samebits.tools.job.log import Log
 from samebits.tools.sandbox.box import Box, Kind, choose
 from samebits.tools.sandbox.processes import below, folder_bytes, kill_below, memory_bytes
 from samebits.tools.sandbox.view import View
@@ -31,6 +33,8 @@ DISK_EVERY_S = 1.0
 SLACK_BYTES = 4 << 30
 """Address space (RLIMIT_DATA) beyond the memory limit: stacks of threads and the allocator's reserve use no memory."""
 SETTLE_S = 2.0
+LOST = re.compile(r"CUDA error|Triton Error \[CUDA\]")
+"""After such an error every later call in that process fails, or worse: it is ended at once."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -115,6 +119,8 @@ class Link:
         if answer.get("id") != self.count:
             raise RedError(f"{what}: its process answers out of turn")
         if "red" in answer:
+            if LOST.search(str(answer["red"])):
+                self.stop()
             raise RedError(f"{what}: {str(answer['red'])[:1600]}")
         return answer
 
@@ -228,7 +234,7 @@ def start(job: dict[str, Any], view: View, limits: Limits, log_path: Path, skipp
 def start_in(box: Box, job: dict[str, Any], limits: Limits, log_path: Path) -> Link:
     """Start it and wait for its hello."""
     end, theirs = socket.socketpair()
-    outputs, log = Memory(), Log(log_path)
+    outputs, log = Memory(), bounded(log_path)
     given = {key: job[key] for key in ("operator", "device", "interpreted")}
     given |= {"folder": job["inside"], "build_folder": str(box.view.private / "build")}
     given |= {"socket": theirs.fileno(), "outputs": outputs.descriptor}

@@ -176,6 +176,19 @@ def test_what_it_prints_claims_and_takes_away_changes_nothing(opened: Opened) ->
     assert link.log.last_line() == "the last line"
 
 
+def test_a_process_that_saw_a_cuda_error_is_ended_and_the_next_is_another(opened: Opened) -> None:
+    link = opened()
+    first = do(link, "pid")
+    with pytest.raises(RedError, match="No CUDA in it"):
+        do(link, "fails", says="No CUDA in it")
+    assert do(link, "pid") == first, "the control: another error does not end it"
+    with pytest.raises(RedError, match="CUDA error: an illegal memory access"):
+        do(link, "fails", says="CUDA error: an illegal memory access was encountered")
+    assert link.process.poll() is not None
+    assert below(os.getpid()) <= link.others
+    assert opened().process.pid != link.process.pid
+
+
 FALLS = {
     "segfault": ("the process died: SIGSEGV", {}),
     "hang": ("no answer within 2 s: it hangs", {}),

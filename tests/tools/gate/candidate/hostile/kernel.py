@@ -93,6 +93,14 @@ def disk(what):
             file.flush()
 
 
+def fails(what):
+    raise RuntimeError(what["says"])
+
+
+def pid(what):
+    return os.getpid()
+
+
 def segfault(what):
     ctypes.string_at(0)
 
