@@ -95,10 +95,8 @@ def _again(folder: Path) -> str:
 def show_result(result: Result) -> None:
     """Verdict, summary and table on stdout."""
     console = Console(soft_wrap=True)
-    *summary, last = result.summary.split("\n")
-    closing = last if last.startswith("verdict:") else ""
     console.print(f"{result.verdict}: ", style=STYLE[result.verdict], end="")
-    console.print("\n".join(summary if closing else [*summary, last]), markup=False, highlight=False)
+    console.print(result.summary, markup=False, highlight=False)
     if result.rows:
         tables.show(result.rows, console)
     if result.truncated:
@@ -107,5 +105,5 @@ def show_result(result: Result) -> None:
         console.print(f"{name}: {path}", markup=False, highlight=False)
     if result.next:
         console.print(f"next: {result.next}", style="bold", markup=False, highlight=False)
-    if closing:
-        console.print(closing, style=STYLE[result.verdict], markup=False, highlight=False)
+    if result.closing:
+        console.print(result.closing, style=STYLE[result.verdict], markup=False, highlight=False)

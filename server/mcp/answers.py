@@ -99,7 +99,7 @@ def _result(row: Row, folder: Path, result: Result, log: str) -> Answer:
         job=row.id,
         state="succeeded",
         verdict=result.verdict,
-        summary=clean(result.summary.replace(jobs, ""), SUMMARY_CHARS),
+        summary=clean("\n".join(filter(None, (result.summary, result.closing))).replace(jobs, ""), SUMMARY_CHARS),
         ids={_cell(name): _id(folder, path) for name, path in list(result.ids.items())[:50]},
         rows=rows,
         truncated=result.truncated or len(rows) < len(result.rows),

@@ -122,7 +122,7 @@ def _gap(story: Story, experiment: Experiment) -> list[float]:
     cause = said_of(gap.not_numerics[0]) if gap.not_numerics else "no cause of data or meaning fits"
     story.tell(
         "Stock vLLM against stock transformers",
-        f"same weights ({gap.weights}), same tokens; {cause}",
+        f"same weights ({gap.weights_text}), same tokens; {cause}",
         held=not gap.stats.exact,  # without a gap there is no story
         stats=gap.stats,
     )
@@ -202,7 +202,8 @@ def _finish(story: Story, found: DivergenceManifest, proven: Proven, before: lis
     summary = f"not exact: not as it must be in step {missed}" if failed else f"exact ({tokens} tokens)"
     return Result(
         verdict="differs" if failed else "equal",
-        summary=f"report: {story.job.folder / 'demo' / 'report.html'}\nverdict: {summary}",
+        summary=f"report: {story.job.folder / 'demo' / 'report.html'}",
+        closing=f"verdict: {summary}",
         ids={"demo": "demo"},
         rows=rows,
         total=len(rows),

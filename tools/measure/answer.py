@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Row = dict[str, "Cell"]
 Verdict = Literal["equal", "differs", "unjudged"]
 NONE_FINITE = "none finite"
+WEIGHTS = {"equal": "equal", "differ": "differ", "unchecked": "not checked"}
 
 
 def result_of(report: GapReport, folder: str, source: Source, job: Job) -> Result:
@@ -46,17 +47,14 @@ def figures(stats: GapStats) -> str:
     return f"{stats.nonzero} of {stats.tokens} tokens differ, {sizes}{bad}"
 
 
-def unsound(report: GapReport) -> bool:
-    """Step 1 failed: whatever else the report holds was not judged."""
-    return report.weights.endswith("step 1 failed")
-
-
 def _verdict(report: GapReport, source: Source) -> tuple[Verdict, str]:
     stats = report.stats
     if stats.tokens == 0:
         why = "every sampled token is masked" if source.data.valid_N.numel() else "no row holds a sampled token"
         return "unjudged", f"No valid token was compared: {why}, so nothing is proved."
-    if unsound(report):
+    if report.unsteady:
+        return "unjudged", f"Nothing can be compared with a side that is not equal to itself. {report.could_fail}."
+    if not report.sound:
         return "unjudged", f"The check could not have failed, so it proves nothing. {report.could_fail}."
     said = [
         f"Exact: all {stats.tokens} logprobs have equal bits."
@@ -64,8 +62,8 @@ def _verdict(report: GapReport, source: Source) -> tuple[Verdict, str]:
         else f"The sides differ: {figures(stats)}."
     ]
     said += report.notes
-    if report.weights.startswith("differ"):
-        said.append(f"The weights {report.weights}. Nothing further was asked: make them equal first.")
+    if report.weights == "differ":
+        said.append(f"The weights {report.weights_text}. Nothing further was asked: make them equal first.")
     said += [
         said_of(cause, first=k == 0) for k, cause in enumerate(report.not_numerics) if k == 0 or not explains(cause)
     ]
@@ -114,9 +112,9 @@ def _rows(report: GapReport) -> list[Row]:
     stats, empty = report.stats, report.stats.tokens == 0
     judged = "nothing compared" if empty else "exact" if stats.exact else "differs"
     rows = [_row("rollout against trainer", judged, _worst(report), stats)]
-    seen = "nothing compared" if empty else "no" if unsound(report) else "yes"
+    seen = "nothing compared" if empty else "yes" if report.sound else "no"
     rows.append(_row("could it fail", seen, report.could_fail))
-    rows.append(_row("weights", _weights(report.weights), report.weights))
+    rows.append(_row("weights", WEIGHTS[report.weights], report.weights_text))
     rows += [_row("note", "read", note) for note in report.notes]
     rows += [
         _row(
@@ -143,14 +141,12 @@ def _worst(report: GapReport) -> str:
     return f"worst: sequence {worst.sequence}, position {worst.position}, {far}"
 
 
-def _weights(text: str) -> str:
-    return "not checked" if text.startswith("not checked") else text.split(" ")[0].rstrip(":")
-
-
 def _next(report: GapReport, verdict: str, source: Source) -> str:
+    if report.unsteady and report.stats.tokens:
+        return "samebits diff names the operator of that side"
     if verdict == "unjudged":
         return "correct what the summary names, then samebits measure again"
-    if report.weights.startswith("differ"):
+    if report.weights == "differ":
         return "make the weights of both sides equal (same folder, same version), then samebits measure again"
     if report.not_numerics:
         # A weak one too: with it in place no bits can become equal.

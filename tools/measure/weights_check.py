@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from samebits.tools.schema.artifacts.weights import SideWeights, WeightView
@@ -21,6 +21,11 @@ class WeightsAnswer:
     """None: could not be checked."""
     text: str
     """"equal (n tensors)", "differ: names", or "not checked: why"."""
+
+    @property
+    def word(self) -> Literal["equal", "differ", "unchecked"]:
+        """What a GapReport says."""
+        return "unchecked" if self.equal is None else "equal" if self.equal else "differ"
 
 
 @dataclass(slots=True)

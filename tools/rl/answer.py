@@ -43,8 +43,8 @@ def corrections_answer(work: Work, start: Path, begun: float) -> Result:
     rows = tuple(row.model_dump(exclude={"note"}) for row in found.rows)
     return Result(
         verdict="done",
-        summary=f"report: {work.job.folder / 'rl' / 'report.html'}\n"
-        f"verdict: truth exact on {found.truth.tokens} tokens; stock differs at {found.mismatch.nonzero}",
+        summary=f"report: {work.job.folder / 'rl' / 'report.html'}",
+        closing=f"verdict: truth exact on {found.truth.tokens} tokens; stock differs at {found.mismatch.nonzero}",
         ids={"rl": "rl"},
         rows=rows,
         total=len(rows),

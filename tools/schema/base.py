@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 SCHEMA_VERSION = 1
-"""Version of all artifact schemas; an artifact of another version is refused, never guessed at."""
+"""Version of every artifact schema that does not name its own; an artifact of another version is refused, never guessed
+at."""
 
 
 class Model(BaseModel):

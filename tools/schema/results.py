@@ -18,6 +18,8 @@ class Result(Model):
     """equal and done exit 0, differs exits 1, unjudged exits 2."""
     summary: str
     """A few sentences: what was found, and what to call next."""
+    closing: str = ""
+    """Said last, after the table: the one line of a story of several steps."""
     ids: dict[str, str] = {}
     """Artifacts made, by kind: paths relative to the job's run folder."""
     rows: tuple[dict[str, Cell], ...] = ()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from samebits.tools.schema.artifacts.base import Manifest
-from samebits.tools.schema.base import SCHEMA_VERSION
 from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def read(folder: Path, kind: type[M], *, check: bool = True) -> M:
         UserError: missing, of another kind or schema version, or damaged.
     """
     path = folder / MANIFEST
-    expected = kind.model_fields["kind"].default
+    expected, version = (kind.model_fields[name].default for name in ("kind", "schema_version"))
     if not path.is_file():
         raise UserError(
             str(folder), f"no {expected} artifact here (no {MANIFEST})", "give the folder that a verb printed"
@@ -44,10 +43,10 @@ def read(folder: Path, kind: type[M], *, check: bool = True) -> M:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(str(path), f"damaged: {error}", "make the artifact again") from error
-    if raw.get("schema_version") != SCHEMA_VERSION:
+    if raw.get("schema_version") != version:
         raise UserError(
             str(folder),
-            f"schema version {raw.get('schema_version')}, this samebits reads {SCHEMA_VERSION}",
+            f"schema version {raw.get('schema_version')}, this samebits reads {version}",
             "make the artifact again with this version",
         )
     if raw.get("kind") != expected:

@@ -43,14 +43,14 @@ def told(folder: Path, missed: int) -> Result:
 def test_seven_steps_that_held_are_exact(tmp_path: Path) -> None:
     answer = told(tmp_path / "demo", missed=0)
     assert answer.verdict == "equal"
-    assert answer.summary.endswith("verdict: exact (8 tokens)")
+    assert answer.closing == "verdict: exact (8 tokens)"
 
 
 @pytest.mark.parametrize("missed", range(1, STEPS + 1))
 def test_one_step_that_did_not_hold_is_named_and_nothing_is_exact(missed: int, tmp_path: Path) -> None:
     answer = told(tmp_path / "demo", missed)
     assert answer.verdict == "differs"
-    assert f"not as it must be in step {missed} (title {missed})" in answer.summary
+    assert f"not as it must be in step {missed} (title {missed})" in answer.closing
     assert "not as it must be" in (tmp_path / "demo/demo/report.html").read_text(encoding="utf-8")
 
 

@@ -9,9 +9,11 @@ import pytest
 from samebits.tools.capture.recorder import Recorder
 from samebits.tools.diff.verb import run_diff
 from samebits.tools.job.job import Job
+from samebits.tools.measure.verb import run_measure
 from samebits.tools.schema.artifacts.divergence import Diverged, DivergenceManifest
+from samebits.tools.schema.artifacts.gap import GapReport
 from samebits.tools.schema.errors import UserError
-from samebits.tools.schema.requests import DiffRequest
+from samebits.tools.schema.requests import DiffRequest, MeasureRequest
 from samebits.tools.sides.python.side import PythonSide
 from samebits.tools.sides.scoring.torch_side import TorchSide
 from samebits.tools.store import artifact
@@ -31,15 +33,19 @@ PLANTED = "python:planted_sides:factory"
 def diffed(
     model: Path, folder: Path, rollout: str = "", trainer: str = "", against: str = "trainer", shortest: int = 8
 ) -> tuple[Result, DivergenceManifest]:
+    request = {"experiment": experiment_of(model, rollout, trainer, shortest), "against": against}
+    result = run_diff(DiffRequest.model_validate(request), Job(folder))
+    return result, artifact.read(folder / result.ids["divergence"], DivergenceManifest)
+
+
+def experiment_of(model: Path, rollout: str = "", trainer: str = "", shortest: int = 8) -> dict[str, object]:
     """Faults planted in the rollout side and in the trainer; prompts of `shortest` to 20 tokens."""
     sides = {
         "rollout": {"side": PLANTED, "model": str(model), "engine": {"faults": rollout}},
         "trainer": {"side": PLANTED, "logprob": "log_softmax", "options": {"faults": trainer}},
     }
     workload = {"prompts": 4, "prompt_tokens": (shortest, 20), "new_tokens": 6}
-    request = {"experiment": {"device": "cpu", "workload": workload, **sides}, "against": against}
-    result = run_diff(DiffRequest.model_validate(request), Job(folder))
-    return result, artifact.read(folder / result.ids["divergence"], DivergenceManifest)
+    return {"device": "cpu", "workload": workload, **sides}
 
 
 @pytest.mark.parametrize(("fault", "word"), [("race:1", "race"), ("state:1", "state")])
@@ -66,6 +72,21 @@ def test_asked_again_the_rollout_side_shows_the_operator(
     result, found = diffed(models(dtype="bfloat16"), tmp_path, rollout=fault, against="repeat")
     assert [(item.between, item.cause.name) for item in found.work] == [("model.layers.0.mlp.down_proj", word)]
     assert result.verdict == "differs"
+
+
+@pytest.mark.parametrize(("role", "fault"), [("rollout", "race:1"), ("trainer", "state:0"), ("rollout", "")])
+def test_measure_says_which_side_is_not_equal_to_itself_and_blames_no_capture(
+    models: Callable[..., Path], tmp_path: Path, role: str, fault: str
+) -> None:
+    """Without a fault it says so of neither."""
+    experiment = experiment_of(models(dtype="bfloat16"), **{role: fault})
+    result = run_measure(MeasureRequest.model_validate({"experiment": experiment, "axes": ()}), Job(tmp_path))
+    report = artifact.read(tmp_path / result.ids["gap"], GapReport)
+    assert (report.sound, report.unsteady) == ((False, (role,)) if fault else (True, ()))
+    assert ("not equal to itself" in result.summary) is bool(fault)
+    assert "capture" not in result.summary
+    assert result.verdict == ("unjudged" if fault else "equal")
+    assert result.next.startswith("samebits diff") is bool(fault)
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_numerics_are_measured_and_every_step_says_what_it_found(models: Callabl
     result, report = measured(tmp_path / "job", request(models()))
     assert (result.verdict, report.stats.tokens, report.stats.nonfinite) == ("differs", 24, 0)
     assert 0 < report.stats.max < 1e-3
-    assert report.weights == "equal (25 tensors)"
+    assert (report.weights, report.weights_text, report.sound) == ("equal", "equal (25 tensors)", True)
     assert report.not_numerics == ()
     assert "captured and plain runs agree on all 24 logprobs" in report.could_fail
     assert report.could_fail.count("one ulp at") == 2, "both sides"
@@ -117,7 +117,8 @@ def test_differing_weights_stop_everything_after_them(models: Callable[..., Path
     weights["model.layers.1.mlp.up_proj.weight"][5, 7] *= 1.5
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
     result, report = measured(tmp_path / "job", request(models(), trainer={"model": str(other)}))
-    assert report.weights.startswith("differ: model.layers.1.mlp.up_proj.weight; only on the rollout side")
+    assert report.weights == "differ"
+    assert report.weights_text.startswith("differ: model.layers.1.mlp.up_proj.weight; only on the rollout side")
     assert {axis.outcome.status for axis in report.axes} == {"not_run"}
     assert all("weights differ" in axis.outcome.reason for axis in report.axes if axis.outcome.status == "not_run")
     assert report.not_numerics == ()
@@ -133,7 +134,8 @@ def test_rows_of_a_file_with_another_temperature_are_explained_and_no_axis_runs(
     result, report = measured(tmp_path / "two", request(models()).model_copy(update={"rollout": str(path)}))
     assert report.not_numerics[0].cause == "temperature"
     assert report.not_numerics[0].residual < 1e-5
-    assert report.weights.startswith("not checked: the rollout is a file")
+    assert report.weights == "unchecked"
+    assert report.weights_text.startswith("not checked: the rollout is a file")
     assert {axis.outcome.status for axis in report.axes} == {"not_run"}
     assert "temperature" in result.summary
     assert result.verdict == "differs"

@@ -61,7 +61,7 @@ def test_the_trainer_on_vllms_operators_is_exact(report: GapReport) -> None:
 
 
 def test_packed_weights_are_read_back_and_equal(report: GapReport) -> None:
-    assert report.weights == "equal (25 tensors)"
+    assert report.weights_text == "equal (25 tensors)"
 
 
 def test_both_sides_could_have_failed(report: GapReport) -> None:

@@ -137,7 +137,7 @@ class DivergenceManifest(Manifest):
     passes: dict[str, int]
     """Passes run per side."""
     before: tuple[str, ...] = ()
-    """Steps 1 and 2 of docs/how-a-difference-is-found.md: what was found before operators were compared, in the order in
-    which it was asked."""
+    """Steps 1 and 2 of docs/how-a-difference-is-found.md: what was found before operators were compared, in the
+    order in which it was asked."""
     layers: tuple[tuple[str, int, int], ...] = ()
     """Pass 1: (paired module, rows compared, rows differing), in execution order."""

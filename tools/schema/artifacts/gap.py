@@ -99,15 +99,21 @@ class Axis(Model):
 class GapReport(Manifest):
     """gap.safetensors holds rollout and trainer logprob float32 [N] and valid bool [N] in the rollout's order."""
 
+    schema_version: int = 2
     kind: Literal["gap"] = "gap"
     stats: GapStats
     sequences: tuple[SequenceGap, ...]
     worst: tuple[WorstToken, ...]
     not_numerics: tuple[NotNumerics, ...]
     """Causes of data or meaning that fit, best first."""
-    weights: str
+    weights: Literal["equal", "differ", "unchecked"]
+    weights_text: str
     """"equal (n tensors)", "differ: names", or "not checked: why"."""
     axes: tuple[Axis, ...]
+    sound: bool
+    """Step 1 held on both sides; else whatever else is here was not judged."""
+    unsteady: tuple[Literal["rollout", "trainer"], ...] = ()
+    """Sides that gave other logprobs when they were asked again in the same way."""
     could_fail: str
     """Evidence of step 1: what a one-ulp change to one tap did to the logprobs, and whether capture moves a bit."""
     notes: tuple[str, ...] = ()
