@@ -166,8 +166,8 @@ class Policy:
         return push(llm, self.side.module)
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
-        """All weights on CPU under checkpoint names."""
-        return checkpoint_tensors(self.side.module)
+        """All weights under checkpoint names, on a GPU the passes' own tensors."""
+        return checkpoint_tensors(self.side.module, in_place=self.side.device.type == "cuda")
 
     def count(self) -> int:
         """Parameters that are trained."""
