@@ -142,7 +142,7 @@ WORDS = {
 
 def resumable(text: str) -> str:
     """A step that goes on with a gate: over MCP its job is named where an experiment is."""
-    return text.replace("samebits gate --resume ", "samebits gate --config ")
+    return text.replace("samebits gate --resume ", "run_regression config=")
 
 
 def for_tools(text: str) -> str:
@@ -169,7 +169,8 @@ def how_to_resume(row: Row) -> str:
         return f"`samebits jobs resume {row.id}` in a terminal"
     if row.kind in BEGUN_ANEW:
         return f"call {tool} again"
-    return f"{tool}({FIRST.get(row.kind, 'config')}={row.id!r}) resumes it as it was asked"
+    also = ", side=as before" if row.kind == "capture" else ""
+    return f"{tool}({FIRST.get(row.kind, 'config')}={row.id!r}{also}) resumes it as it was asked"
 
 
 def _failure(row: Row, outcome: Outcome, log: str) -> str:

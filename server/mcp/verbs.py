@@ -54,11 +54,14 @@ def mistakes() -> Iterator[None]:
         raise refused(error) from error
 
 
-async def work(ctx: Ctx, kind: str, named: str, others: Iterable[object], make: Callable[[App], Request]) -> Answer:
+async def work(
+    ctx: Ctx, kind: str, named: str, others: Iterable[object], make: Callable[[App], Request], side: str = ""
+) -> Answer:
     """Queue the request that a call makes, or, where `named` is a job's id, that job's own once more.
 
     Args:
         others: arguments besides `named`: whether each says something.
+        side: of a capture; a job that is resumed must have the same.
     """
     app = app_of(ctx)
     with mistakes():
@@ -66,6 +69,8 @@ async def work(ctx: Ctx, kind: str, named: str, others: Iterable[object], make: 
         if job and any(others):
             raise UserError(f"job {job!r}", "is resumed as it was asked", "leave the other arguments out")
         request = app.again(job, kind) if job else make(app)
+        if side and (asked := getattr(request, "side", side)) != side:
+            raise UserError(f"job {job!r}", f"is a capture of the {asked} side", f"say side={asked!r}")
     return await app.carry_out(ctx, request, resumes=job)
 
 
@@ -116,6 +121,7 @@ async def capture_activations(
         lambda app: CaptureRequest(
             experiment=app.experiment(config, overrides), side=side, rollout=app.stored(rollout)
         ),
+        side,
     )
 
 

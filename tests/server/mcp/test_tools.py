@@ -331,6 +331,19 @@ async def test_a_failed_job_is_resumed_by_its_id_where_an_experiment_is_named(
         assert f"job {job!r}: is one of measure_gap. Next: give its id to that tool" in told
 
 
+async def test_a_capture_is_resumed_for_its_own_side_alone(
+    connected: Any, doing: Any, error_of: Any, project: Path
+) -> None:
+    async with connected() as client:
+        told = error_of(await client.call_tool("capture_activations", doing("segfault") | {"side": "trainer"}))
+        (job,) = (path.parent.name for path in project.glob(".samebits/jobs/*/request.json"))
+        assert f"capture_activations(config={job!r}, side=as before) resumes it" in told
+        told = error_of(await client.call_tool("capture_activations", {"config": job, "side": "rollout"}))
+        assert "is a capture of the trainer side. Next: say side='trainer'" in told
+        again = error_of(await client.call_tool("capture_activations", {"config": job, "side": "trainer"}))
+        assert "killed by signal 11" in again
+
+
 async def test_a_job_is_not_resumed_out_of_the_roots(connected: Any, doing: Any, error_of: Any, project: Path) -> None:
     async with connected() as client:
         error_of(await client.call_tool("measure_gap", doing("segfault")))
