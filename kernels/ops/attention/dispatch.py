@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 import triton
 from torch import Tensor
 
-from samebits.kernels.ops.attention.layout import CONTRACT, SEGMENT, SEGMENT_TILES, TILE, exponent_scale
+from samebits.kernels.ops.attention.layout import SEGMENT_TILES, TILE, exponent_scale
 from samebits.kernels.ops.attention.triton import ROWS, decode_kernel, merge_kernel, prefill_kernel
 from samebits.kernels.ops.ran import ran
 
 BLOCK = 128
 PANEL = 64
 BOX_ROWS = 128
-
-
-def digest() -> str:
-    """Names the contract in 16 hex digits: for cache keys of engines that compile around the operator."""
-    return hashlib.sha256(f"attention {CONTRACT} {TILE} {SEGMENT}".encode()).hexdigest()[:16]
 
 
 def splits_for(batch: int, key_heads: int, most_segments: int, processors: int) -> int:

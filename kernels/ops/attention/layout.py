@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-CONTRACT = 1
-"""Version of the contract in README.md."""
 TILE = 128
 """Keys of a tile: the tile grid stands at absolute key positions 0, 128, 256, ..."""
 SEGMENT_TILES = 4

@@ -3,7 +3,6 @@ same bits."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from samebits.kernels.ops.linear.triton import PLAIN, Config, chain
 from samebits.kernels.ops.ran import ran
 
 TABLE = Path(__file__).with_name("table_sm90.json")
-CONTRACT = 1
-"""Version of the contract in README.md."""
 FALLBACK = Config(16, 32, 256, 4, 3)
 WIDE_ROWS = "4100x4096"
 """The table's shape whose rows are Triton at every M."""
@@ -49,11 +46,6 @@ def table() -> dict[str, Any]:
     null, choice], ...]."""
     loaded: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return loaded
-
-
-def digest() -> str:
-    """Names contract and table in 16 hex digits: for cache keys of engines that compile around the operator."""
-    return hashlib.sha256(f"linear {CONTRACT} ".encode() + TABLE.read_bytes()).hexdigest()[:16]
 
 
 def parse(entry: list[Any]) -> Choice:

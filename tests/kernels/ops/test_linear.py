@@ -127,14 +127,6 @@ def test_a_shape_outside_the_table_takes_the_rows_of_the_nearest() -> None:
     assert choose(8, 4104, 4096) == choose(8, 4100, 4096)
 
 
-def test_the_digest_names_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    before = dispatch.digest()
-    other = tmp_path / "table.json"
-    other.write_bytes(dispatch.TABLE.read_bytes() + b" ")
-    monkeypatch.setattr(dispatch, "TABLE", other)
-    assert dispatch.digest() != before
-
-
 def test_the_float32_linear_is_the_accumulator_that_the_other_rounds() -> None:
     args = inputs.draw(SHAPE, 5, torch.bfloat16, CPU, 3, False)
     wide = linear_float32(**args)

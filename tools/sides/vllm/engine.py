@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 
 OWN_SETTINGS = ("model", "dtype", "enforce_eager", "max_model_len", "logprobs_mode", "skip_tokenizer_init")
 """LLM arguments that the experiment file sets by other keys."""
-DEFAULT_SEQUENCES = 256
 UNKNOWN_MODEL = ("Model architecture", "No model architectures", "does not recognize this architecture")
 """Words of vLLM and transformers about a config.json that names a model they do not have."""
 
 
 @dataclass(slots=True, frozen=True)
-class Job:
-    """One request."""
+class Request:
+    """What is asked of the engine once."""
 
     name: str
     prompt: list[int]
@@ -122,7 +121,9 @@ def reset_cache(llm: Any) -> None:
     assert llm.reset_prefix_cache(), "the prefix cache cannot be reset: requests are still running"
 
 
-def drive(llm: Any, jobs: Iterable[Job], concurrency: int | None, whole_prompts: bool = False) -> dict[str, Any]:
+def drive(
+    llm: Any, requests: Iterable[Request], concurrency: int | None, whole_prompts: bool = False
+) -> dict[str, Any]:
     """Run every request to its end; RequestOutput by name.
 
     Args:
@@ -134,7 +135,7 @@ def drive(llm: Any, jobs: Iterable[Job], concurrency: int | None, whole_prompts:
         min(concurrency or 1 << 30, scheduler(llm).max_num_running_reqs) if whole_prompts else concurrency or 1 << 30
     )
     budget = scheduler(llm).max_num_scheduled_tokens
-    waiting, running, done = deque(jobs), set[str](), dict[str, Any]()
+    waiting, running, done = deque(requests), set[str](), dict[str, Any]()
     try:
         while waiting or running:
             planned = len(running)
@@ -143,10 +144,10 @@ def drive(llm: Any, jobs: Iterable[Job], concurrency: int | None, whole_prompts:
                 and len(running) < limit
                 and not (whole_prompts and running and planned + len(waiting[0].prompt) > budget)
             ):
-                job = waiting.popleft()
-                planned += len(job.prompt)
-                engine.add_request(job.name, {"prompt_token_ids": job.prompt}, job.params)
-                running.add(job.name)
+                request = waiting.popleft()
+                planned += len(request.prompt)
+                engine.add_request(request.name, {"prompt_token_ids": request.prompt}, request.params)
+                running.add(request.name)
             for output in engine.step():
                 if output.finished:
                     done[output.request_id] = output

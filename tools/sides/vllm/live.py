@@ -114,8 +114,8 @@ class LiveEngine:
                 f"is longer than [rollout] max_model_len = {limit}",
                 "raise max_model_len or lower [rl] digits",
             )
-        jobs = [
-            engine.Job(
+        requests = [
+            engine.Request(
                 request_id(index),
                 prompt,
                 SamplingParams(
@@ -132,8 +132,8 @@ class LiveEngine:
             for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
         ]
         layers = self.llm.collective_rpc(routing.watch, args=(prompts,))[0] if routed else 0
-        done = engine.drive(self.llm, jobs, None, whole_prompts=self.device == "cpu")
-        outputs = [done[job.name] for job in jobs]
+        done = engine.drive(self.llm, requests, None, whole_prompts=self.device == "cpu")
+        outputs = [done[request.name] for request in requests]
         values = [value for output in outputs for value in engine.sampled_logprobs(output)]
         data = RolloutData(
             [Sequence(p, list(output.outputs[0].token_ids)) for p, output in zip(prompts, outputs, strict=True)],

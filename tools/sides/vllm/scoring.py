@@ -49,7 +49,7 @@ def score(
     side.worker(control.begin, sequences, prompts, force, plan, edits)
     try:
         with _budget(llm, how.chunk):
-            done = engine.drive(llm, [job for job, _, _ in prepared], how.concurrency)
+            done = engine.drive(llm, [request for request, _, _ in prepared], how.concurrency)
     except BaseException:
         side.worker(control.end, None, True)
         raise
@@ -57,12 +57,12 @@ def score(
     return _collect(data, prepared, done, facts, force)
 
 
-def prepare(data: RolloutData, how: How, cold: bool) -> list[tuple[engine.Job, int, int]]:
+def prepare(data: RolloutData, how: How, cold: bool) -> list[tuple[engine.Request, int, int]]:
     """Requests with the sequence and the first sampled token each of them scores, in order."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    def job(index: int, start: int, count: int) -> tuple[engine.Job, int, int]:
+    def request(index: int, start: int, count: int) -> tuple[engine.Request, int, int]:
         sequence = data.sequences[index]
         # No seed: the drawn ids are overwritten, and a seeded prompt cannot be cut on CPU.
         params = SamplingParams(
@@ -76,16 +76,22 @@ def prepare(data: RolloutData, how: How, cold: bool) -> list[tuple[engine.Job, i
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_reading_prefix_cache=cold or None,
         )
-        return engine.Job(request_id(index, start), sequence.prompt + sequence.sampled[:start], params), index, start
+        return (
+            engine.Request(request_id(index, start), sequence.prompt + sequence.sampled[:start], params),
+            index,
+            start,
+        )
 
     if how.path == "decode":
         return [
-            job(index, 0, len(sequence.sampled)) for index, sequence in enumerate(data.sequences) if sequence.sampled
+            request(index, 0, len(sequence.sampled))
+            for index, sequence in enumerate(data.sequences)
+            if sequence.sampled
         ]
     chosen = []
     at = 0
     for index, sequence in enumerate(data.sequences):
-        chosen += [job(index, start, 1) for start in range(len(sequence.sampled)) if (at + start) % how.stride == 0]
+        chosen += [request(index, start, 1) for start in range(len(sequence.sampled)) if (at + start) % how.stride == 0]
         at += len(sequence.sampled)
     return chosen
 
@@ -94,8 +100,10 @@ def _warm(side: VllmSide, data: RolloutData) -> None:
     from vllm import SamplingParams
 
     params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, ignore_eos=True)
-    jobs = [engine.Job(request_id(index), sequence.prompt, params) for index, sequence in enumerate(data.sequences)]
-    engine.drive(side.llm, jobs, None)
+    requests = [
+        engine.Request(request_id(index), sequence.prompt, params) for index, sequence in enumerate(data.sequences)
+    ]
+    engine.drive(side.llm, requests, None)
 
 
 @contextmanager
@@ -128,7 +136,7 @@ def _budget(llm: Any, chunk: int | None) -> Iterator[None]:
 
 def _collect(
     data: RolloutData,
-    prepared: list[tuple[engine.Job, int, int]],
+    prepared: list[tuple[engine.Request, int, int]],
     done: dict[str, Any],
     facts: dict[str, Any],
     force: bool,
@@ -138,8 +146,8 @@ def _collect(
     logprob_N = torch.zeros(offsets[-1], dtype=torch.float32)
     scored_N = torch.zeros(offsets[-1], dtype=torch.bool)
     hits = other = 0
-    for job, index, start in prepared:
-        output = done[job.name]
+    for request, index, start in prepared:
+        output = done[request.name]
         ids = list(output.outputs[0].token_ids)
         wanted = data.sequences[index].sampled[start : start + len(ids)]
         other += sum(a != b for a, b in zip(ids, wanted, strict=True))

@@ -87,8 +87,8 @@ class VllmSide(Side):
         prompts = workload.prompts(workload_, self.model, int(hf.vocab_size), special)
         self._check_lengths([len(prompt) + workload_.new_tokens for prompt in prompts])
         greedy = workload_.temperature == 0
-        jobs = [
-            engine.Job(
+        requests = [
+            engine.Request(
                 request_id(index),
                 prompt,
                 SamplingParams(
@@ -107,8 +107,8 @@ class VllmSide(Side):
         ]
         engine.reset_cache(self.llm)
         with self._watched():
-            done = engine.drive(self.llm, jobs, None, whole_prompts=self.device == "cpu" and not greedy)
-        outputs = [done[job.name] for job in jobs]
+            done = engine.drive(self.llm, requests, None, whole_prompts=self.device == "cpu" and not greedy)
+        outputs = [done[request.name] for request in requests]
         logprobs = [value for output in outputs for value in engine.sampled_logprobs(output)]
         return RolloutData(
             [
@@ -149,7 +149,7 @@ class VllmSide(Side):
         self.worker(weights.watch_modules)
         params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, ignore_eos=True)
         with self._watched():
-            engine.drive(self.llm, [engine.Job(request_id(-1), [0, 0], params)], None)
+            engine.drive(self.llm, [engine.Request(request_id(-1), [0, 0], params)], None)
         return cast("SideModules", self.worker(weights.modules))
 
     def push(self, weights: Path, version: int, repair: bool, *, reset: bool = True) -> list[str]:
