@@ -28,8 +28,8 @@ METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.pt"
 BYTES = 12
 """Of a checkpoint per parameter: float32 master weight and both moments of AdamW."""
-WRITTEN_PER_S = 5e8
-"""Bytes of a checkpoint that a slow disk takes in a second: the time kept back for one when time runs out."""
+WRITTEN_PER_S = 1e9
+"""Bytes of a checkpoint that a disk takes in a second, roughly: the time kept back for one when time runs out."""
 
 
 def check_disk(folder: Path, parameters: int, settings: Rl, limited: bool, models: int = 0) -> None:
