@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -33,6 +34,8 @@ def main() -> None:
         raise SystemExit(__doc__)
     # Not below the checkout: what walks over its files would meet them twice.
     folder = Path(tempfile.gettempdir()) / f"samebits-links-{os.getuid()}"
+    # A shell starts its background jobs deaf to Ctrl-C; what is started here must hear it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     command = command_of(sys.argv[1:])
     os.execvpe(command[0], command, linked(folder))
 

@@ -154,6 +154,8 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     """Run everything; figures into FOLDER/main_job.json."""
     options = parsed()
+    # Also as a background job of a shell, which starts those deaf to it: verbs are stopped by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     begun = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     work: Path = (options.work or Path(tempfile.mkdtemp(prefix="main-job-"))).resolve()

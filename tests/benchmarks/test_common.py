@@ -88,3 +88,18 @@ def test_any_command_runs_linked() -> None:
     )
     assert helped.returncode == 0, helped.stderr
     assert "rollout" in helped.stdout
+
+
+def test_what_runs_linked_hears_ctrl_c_also_in_the_background_of_a_shell() -> None:
+    ask = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"]
+
+    def heard(*before: str) -> str:
+        # As a shell starts what stands before a "&".
+        deaf = (
+            "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        command = [sys.executable, "-c", deaf, *before, *ask]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert heard() == "False", "the control"
+    assert heard(sys.executable, "benchmarks/linked.py") == "True"
