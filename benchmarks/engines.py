@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -97,10 +98,15 @@ class Engine:
         self.process.stdin.flush()
         return self.answer()
 
+    def end(self) -> None:
+        """Let the child end, without waiting for it."""
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+
     def stop(self) -> None:
         """End the child."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        self.end()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:

@@ -237,6 +237,8 @@ def main() -> None:
                 found = {"kernels": f"failed: {error}"[:2000]}
             result.put(**{f"kernels_{engine.name}": found["kernels"]})
     for engine in engines:
+        engine.end()
+    for engine in engines:
         engine.stop()
     if scoring and not options.no_score and tokens.is_file():
         exact = score(model, [tokens], options.device, env, work / "exact.json", options.score_seconds)
