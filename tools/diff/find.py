@@ -10,17 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from samebits.tools.align.pairs import pair_taps
+from samebits.tools.align.pairs import pair_taps, sliced
+from samebits.tools.align.taps import producer
 from samebits.tools.diff.force import put_right
 from samebits.tools.diff.kinds import kind_of
 from samebits.tools.diff.rows import by_bits
+from samebits.tools.schema.artifacts.divergence import Pair
 from samebits.tools.schema.sites import CapturePlan
 
 if TYPE_CHECKING:
     from samebits.tools.align.taps import Taps
     from samebits.tools.align.weights import Anchor
     from samebits.tools.diff.asking import Asker
-    from samebits.tools.schema.artifacts.divergence import Bits, Pair
+    from samebits.tools.schema.artifacts.divergence import Bits
     from samebits.tools.schema.sites import Site
 
 
@@ -118,6 +120,7 @@ def _split(found: Found, asker: Asker, rollout: Taps, plan: CapturePlan, contain
     taps = asker.score("trainer", "operators", operator_plan, edits).taps
     regions = {suspect.container for suspect in found.suspects if not suspect.leaf}
     inner = [pair for pair in _inner_pairs(taps, rollout, found) if pair.trainer.module in regions]
+    inner += _handed_on(taps, rollout, found, inner)
     if inner:
         taps = asker.score("trainer", "operators-forced", operator_plan, edits + put_right(inner, rollout)).taps
         found.pairs += inner
@@ -137,6 +140,54 @@ def _inner_pairs(operators: Taps, rollout: Taps, found: Found) -> list[Pair]:
         if pair.by == "value" and pair.trainer.op and key not in used:
             earliest.setdefault(key, pair)
     return list(earliest.values())
+
+
+def _handed_on(operators: Taps, rollout: Taps, found: Found, known: list[Pair]) -> list[Pair]:
+    """What a region hands to its attention, where the values are too far apart to be told as one quantity: a rotary
+    that is wrong by more than rounding turns a vector and keeps its length. Proposed by place, shown by the lengths."""
+    used = {str(pair.rollout) for pair in (*found.pairs, *known)}
+    pairs = []
+    for suspect in found.suspects:
+        if suspect.leaf:
+            continue
+        module = producer(rollout, suspect.pair.rollout).module
+        given = [tap for tap in rollout.rowed if tap.site.module == module and tap.site.port.startswith("in")]
+        taken = [
+            producer(operators, tap.site)
+            for tap in operators.rowed
+            if tap.site.module == suspect.container and tap.site.port.startswith("in")
+            and kind_of([tap.site.op]) == "attention"
+        ]  # fmt: skip
+        for tap in given:
+            if str(tap.site) in used:
+                continue
+            proposed = [_as_place(tap.site, site) for site in dict.fromkeys(taken) if site.port.startswith("out")]
+            near = [(turned(pair, rollout, operators), pair) for pair in proposed]
+            best = max(near, key=lambda one: one[0], default=None)
+            if best is not None and best[0] > 0:
+                used.add(str(tap.site))
+                pairs.append(best[1])
+    return pairs
+
+
+def _as_place(ours: Site, theirs: Site) -> Pair:
+    return Pair(rollout=ours, trainer=theirs, columns=None, wider="neither", by="place")
+
+
+SAME_LENGTH = 0.05
+"""Relative difference of the lengths of two rows that one rotation apart may have in 16 bits."""
+
+
+def turned(pair: Pair, rollout: Taps, trainer: Taps) -> float:
+    """Cosine between two sets of rows of equal lengths; 0 where the lengths are not equal."""
+    values = sliced(pair, rollout, trainer)
+    if values is None or not values.rollout_RC.is_floating_point():
+        return 0.0
+    a_RC, b_RC = values.rollout_RC.double(), values.trainer_RC.double()
+    a_R, b_R = a_RC.norm(dim=1), b_RC.norm(dim=1)
+    if not bool(((a_R - b_R).abs() <= SAME_LENGTH * a_R).all()):
+        return 0.0
+    return float((a_RC * b_RC).sum() / (a_R * b_R).sum().clamp(min=1e-30))
 
 
 def _describe(found: Found, taps: Taps) -> None:

@@ -120,6 +120,13 @@ LINEARS = {
 }
 
 
+def rotary_angles_in_bfloat16(self: Any, x_BLH: torch.Tensor, position_ids_BL: torch.Tensor) -> Any:
+    """Position times frequency in bfloat16: cosine and sine drift with the position."""
+    angle_BLE = position_ids_BL[..., None].bfloat16() * self.inv_freq.bfloat16()
+    both_BLD = torch.cat([angle_BLE, angle_BLE], -1).float()
+    return both_BLD.cos().to(x_BLH.dtype), both_BLD.sin().to(x_BLH.dtype)
+
+
 def plant(model: Any, fault: str) -> None:
     """Apply one "kind:layer"."""
     kind, _, number = fault.partition(":")
@@ -130,6 +137,9 @@ def plant(model: Any, fault: str) -> None:
     elif kind == "linear":
         module = layer.mlp.down_proj
         module.forward = types.MethodType(linear_in_two_parts, module)
+    elif kind == "rotary":
+        rotary = model.model.rotary_emb
+        rotary.forward = types.MethodType(rotary_angles_in_bfloat16, rotary)
     elif kind in LINEARS:
         module = layer.mlp.down_proj
         module.count = 0
