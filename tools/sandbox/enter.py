@@ -21,6 +21,9 @@ from samebits.tools.sandbox import landlock, seccomp
 PR_SET_PDEATHSIG, PR_SET_SECUREBITS = 1, 28
 NOROOT_LOCKED = 3
 NEWUSER, NEWPID, NEWNET, NEWIPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
+PROC = tuple(f"/proc/{name}" for name in ("self", "cpuinfo", "meminfo", "stat", "filesystems", "sys/vm", "sys/kernel"))
+"""What libraries ask of the machine; nothing of other processes."""
+CUDA = ("/sys", "/proc/driver", "/proc/devices", "/proc/modules", "/proc/version")
 ATTEMPTS = (NEWUSER | NEWPID | NEWNET | NEWIPC, NEWPID | NEWNET | NEWIPC, NEWUSER | NEWNET, NEWNET)
 
 
@@ -67,7 +70,8 @@ def enter_landlock(spec: dict[str, Any]) -> None:
             die_with_parent()
     if not flags & NEWUSER and os.geteuid() == 0:
         ctypes.CDLL(None).prctl(PR_SET_SECUREBITS, NOROOT_LOCKED, 0, 0, 0)  # root without its powers, after exec
-    read = [*spec["read"], "/proc", *(["/sys"] if spec["cuda"] else ["/sys/devices/system"])]
+    # /proc/self is opened here, so it is this process, which becomes the command; what that starts has none.
+    read = [*spec["read"], *PROC, *(CUDA if spec["cuda"] else ["/sys/devices/system"])]
     landlock.restrict(read, [spec["private"]], spec["devices"])
 
 

@@ -87,6 +87,17 @@ class World:
         self.contract = folder / "contract.py"
         self.contract.write_text("the contract")
         self.victim = subprocess.Popen(["sleep", "600"])
+        self.journal = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.journal.bind(str(folder / "journal"))
+        self.journal.settimeout(0.5)
+
+    def told(self) -> int:
+        """Datagrams that came."""
+        count = 0
+        with suppress(TimeoutError):
+            while self.journal.recv(10):
+                count += 1
+        return count
 
     def reached(self) -> bool:
         with suppress(TimeoutError):
@@ -96,6 +107,7 @@ class World:
 
     def close(self) -> None:
         self.server.close()
+        self.journal.close()
         self.victim.kill()
         self.victim.wait()
 
@@ -112,6 +124,9 @@ def attack(link: Link, world: World) -> dict[str, bool]:
     do(link, "connect", port=world.server.getsockname()[1])
     read = do(link, "read", path=str(world.secret))
     do(link, "append", path=str(world.contract))
+    do(link, "datagram", path=world.journal.getsockname())
+    line = do(link, "read", path=f"/proc/{world.victim.pid}/cmdline")
+    made = {by: do(link, "namespace", by=by) == 0 for by in ("clone", "clone3")}
     do(link, "kill", pid=world.victim.pid)
     time.sleep(0.1)
     return {
@@ -119,6 +134,9 @@ def attack(link: Link, world: World) -> dict[str, bool]:
         "home": "a secret" in read,
         "contract": world.contract.read_text() != "the contract",
         "process": world.victim.poll() is not None,
+        "datagram": world.told() > 0,
+        "command line": "sleep" in line,
+        **made,
     }
 
 
@@ -143,7 +161,10 @@ def test_without_a_sandbox_every_attempt_succeeds_and_the_box_says_so(opened: Op
     """The control: the attempts themselves are real."""
     link = opened("none")
     assert link.box.held == Held()
-    assert set(attack(link, world).values()) == {True}
+    effects = attack(link, world)
+    if subprocess.run(["unshare", "-Ur", "true"], check=False).returncode:
+        effects = {name: effect for name, effect in effects.items() if not name.startswith("clone")}
+    assert set(effects.values()) == {True}
     assert "planted" not in do(link, "environment").values(), "secrets stay out in any case"
 
 
