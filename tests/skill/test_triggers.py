@@ -1,4 +1,5 @@
-"""The prompts that should and should not open the skill: their form, and that they try the description's own words."""
+"""The prompts that should and should not open the skill: their form, what an agent did with each when it was asked
+(recorded, not asked again here), and that they try the description's own words."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ DATA = json.loads((ROOT / "skill/evals/triggers.json").read_text())
 DESCRIPTION = " ".join(
     (ROOT / "SKILL.md").read_text().partition("description: >-\n")[2].partition("\nlicense:")[0].split()
 )
+TIMES = 3
+"""How often each prompt was put to an agent."""
 NEAR = re.compile(
     r"vllm|logprob|kl\b|rl\b|rlhf|ppo|grpo|triton|kernel|bf16|temperature|quantis|nvfp4|trainer|rollout", re.I
 )
@@ -35,8 +38,8 @@ def faults(data: dict[str, Any]) -> list[str]:
             found.append(f"{entry['id']}: nobody who needs it knows the name")
         if not entry["should_trigger"] and not NEAR.search(entry["prompt"]):
             found.append(f"{entry['id']}: not a near miss")
-        if not isinstance(entry["judged"], bool):
-            found.append(f"{entry['id']}: not judged")
+        if entry["opened"] != (TIMES if entry["should_trigger"] else 0):
+            found.append(f"{entry['id']}: opened {entry['opened']} of {TIMES} times")
     return found
 
 
@@ -44,7 +47,6 @@ def test_the_prompts_keep_their_form() -> None:
     assert faults(DATA) == []
     for wanted in (True, False):
         assert sum(entry["should_trigger"] is wanted for entry in DATA["prompts"]) >= 12
-    assert "no model was asked" in DATA["judged_by"], "say how it was judged; change this with the words"
 
 
 def test_every_clause_of_the_description_has_a_prompt() -> None:
@@ -63,4 +65,5 @@ def test_a_far_miss_a_foreign_clause_and_a_double_are_seen() -> None:
     first, last = broken["prompts"][0], broken["prompts"][-1]
     last["prompt"], last["clause"] = "Bake a cake", first["clause"]
     first["id"] = broken["prompts"][1]["id"]
-    assert len(faults(broken)) == 3
+    broken["prompts"][2]["opened"] = 2
+    assert len(faults(broken)) == 4
