@@ -1,12 +1,14 @@
 # Two commands from a fresh clone: `make demo` and `make test`. Each makes its own virtual environment first.
 #   PYTHON=python3.12   the interpreter to start from        VENV=folder   where the environment goes
+#   JOBS=4              test files at a time (each may start engines)  ARGS=...  passed on to pytest or the demo
 #   GPU=1               use the torch and vllm (CUDA) that PYTHON has, instead of the CPU engine
 SHELL := /bin/bash
 PYTHON ?= python3
 GPU ?=
+JOBS ?= $(if $(GPU),1,2)
 VENV ?= $(if $(GPU),.venv-gpu,.venv)
 RUN := $(VENV)/bin/python
-PYTEST := $(RUN) -m pytest
+PYTEST := $(RUN) -m pytest --numprocesses $(JOBS) --dist loadfile
 ARGS ?=
 # Packages are compiled when first imported (see scripts/bootstrap.py): keep the result.
 unexport PYTHONDONTWRITEBYTECODE
