@@ -3,6 +3,8 @@
 One pass of the trainer in which each paired site is recorded and then takes the rollout's value: every operator then
 sees inputs that are bit-equal to the rollout's, and a site whose own value still differs names an operator (or region)
 at fault. Regions that are not one module are split by a second pass over their dispatcher operators.
+
+Legend: R common token rows, C elements per row.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from samebits.tools.schema.artifacts.divergence import Pair
 from samebits.tools.schema.sites import CapturePlan
 
 if TYPE_CHECKING:
+    import torch
+
     from samebits.tools.align.taps import Taps
     from samebits.tools.align.weights import Anchor
     from samebits.tools.diff.asking import Asker
@@ -179,11 +183,16 @@ SAME_LENGTH = 0.05
 
 
 def turned(pair: Pair, rollout: Taps, trainer: Taps) -> float:
-    """Cosine between two sets of rows of equal lengths; 0 where the lengths are not equal."""
+    """Cosine between two sets of rows of equal lengths; 0 where they are none."""
     values = sliced(pair, rollout, trainer)
     if values is None or not values.rollout_RC.is_floating_point():
         return 0.0
-    a_RC, b_RC = values.rollout_RC.double(), values.trainer_RC.double()
+    return of_one_length(values.rollout_RC, values.trainer_RC)
+
+
+def of_one_length(a_RC: torch.Tensor, b_RC: torch.Tensor) -> float:
+    """Cosine between two sets of rows; 0 where the lengths of some row are not equal."""
+    a_RC, b_RC = a_RC.double(), b_RC.double()
     a_R, b_R = a_RC.norm(dim=1), b_RC.norm(dim=1)
     if not bool(((a_R - b_R).abs() <= SAME_LENGTH * a_R).all()):
         return 0.0
