@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -241,6 +242,45 @@ def test_a_server_killed_at_any_stage_leaves_a_job_that_is_whole_or_interrupted(
     assert len([path for path in jobs.iterdir() if path.is_dir()]) == len(rows), "no folder without its job"
     due = {"succeeded"} if stage == "answered" else {"interrupted"}
     assert {row.state for row in rows} <= due, "nothing half-made counts, nothing that is whole is lost"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["open", "rollout", "axes"])
+def test_a_server_killed_in_a_real_measure_leaves_no_side_and_nothing_half_made(
+    phase: str, project: Path, strays: Any, eventually: Any
+) -> None:
+    """Worker and sides are the real ones: transformers on both sides."""
+    from samebits.tools.sides.transformers.tiny import write_tiny
+
+    write_tiny(project / "model", dtype="float32", num_hidden_layers=1)
+    (project / "samebits.toml").write_text(
+        'device = "cpu"\n[rollout]\nside = "transformers"\nmodel = "model"\ndtype = "float32"\n'
+        '[trainer]\ndtype = "float32"\n[workload]\nprompts = 3\nprompt_tokens = [3, 12]\nnew_tokens = 6\n'
+    )
+    serving, jobs = Serving(project), project / ".samebits" / "jobs"
+    try:
+        serving.say("tools/call", {"name": "measure_gap", "arguments": {}}, id=2)
+        begun = f'"phase":"{phase}"'
+        eventually(lambda: any(begun in path.read_text() for path in jobs.glob("*/events.jsonl")), 300)
+        if phase != "open":
+            assert len(strays()) >= 3, "warden, worker and a side"
+        serving.process.kill()
+        serving.process.wait()
+        eventually(lambda: not strays(), 60)
+    finally:
+        serving.end()
+    ((job, state),) = [(row.id, row.state) for row in Index(jobs).rows()]
+    assert state == "interrupted"
+    assert not (jobs / job / "result.json").exists() or "succeeded" not in (jobs / job / "result.json").read_text()
+    made = [
+        path for path in (jobs / job).iterdir() if path.is_dir() and path.name != "sides" and path.suffix != ".part"
+    ]
+    for folder in made:
+        for name, digest in json.loads((folder / "manifest.json").read_text())["files"].items():
+            assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, f"{folder}/{name} is not whole"
+    assert ("rollout" in {path.name for path in made}) == (phase == "axes"), (
+        "the control: what was whole by then is there"
+    )
 
 
 FULL = """import sys, time
