@@ -149,7 +149,9 @@ def _inner_pairs(operators: Taps, rollout: Taps, found: Found) -> list[Pair]:
 def _handed_on(operators: Taps, rollout: Taps, found: Found, known: list[Pair]) -> list[Pair]:
     """What a region hands to its attention, where the values are too far apart to be told as one quantity: a rotary
     that is wrong by more than rounding turns a vector and keeps its length. Proposed by place, shown by the lengths."""
-    used = {str(pair.rollout) for pair in (*found.pairs, *known)}
+    paired = [*found.pairs, *known]
+    used = {str(pair.rollout) for pair in paired}
+    placed = {str(pair.trainer) for pair in paired}
     pairs = []
     for suspect in found.suspects:
         if suspect.leaf:
@@ -163,13 +165,18 @@ def _handed_on(operators: Taps, rollout: Taps, found: Found, known: list[Pair]) 
             and kind_of([tap.site.op]) == "attention"
         ]  # fmt: skip
         for tap in given:
-            if str(tap.site) in used:
+            if used & {str(tap.site), str(producer(rollout, tap.site))}:
                 continue
-            proposed = [_as_place(tap.site, site) for site in dict.fromkeys(taken) if site.port.startswith("out")]
+            proposed = [
+                _as_place(tap.site, site)
+                for site in dict.fromkeys(taken)
+                if site.port.startswith("out") and str(site) not in placed
+            ]
             near = [(turned(pair, rollout, operators), pair) for pair in proposed]
             best = max(near, key=lambda one: one[0], default=None)
             if best is not None and best[0] > 0:
                 used.add(str(tap.site))
+                placed.add(str(best[1].trainer))
                 pairs.append(best[1])
     return pairs
 
