@@ -253,7 +253,7 @@ def _finish(search: Search, look: Look, gap: GapStats, words: str, compiled_said
     return Result.model_validate(
         {
             "verdict": verdict,
-            "summary": ". ".join([*compiled_said, summary]),
+            "summary": "; ".join([*compiled_said[:1], summary, *compiled_said[1:]]),
             "ids": {"divergence": folder.name, "rollout": str(search.rollout)},
             "rows": report.rows(search.work, []),
             "total": len(search.work),

@@ -160,3 +160,20 @@ def test_the_default_engine_is_diffed_eager_and_its_operators_are_those_of_the_e
     assert len(found.work) > 3, "not the logprob alone"
     assert found.work[0].kind != "logprob"
     assert found.unexplained.exact
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_a_trigger_found_in_the_eager_engine_is_tried_on_the_compiled_one(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "model", "qwen3", "float32", num_hidden_layers=1)
+    env = STEADY | {"VLLM_CPU_ATTN_SPLIT_KV": "1", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
+    rollout = {"model": str(model), "dtype": "float32", "max_model_len": 512, "env": env}
+    workload = {"prompts": 4, "prompt_tokens": (150, 200), "new_tokens": 6}
+    experiment = {"device": "cpu", "rollout": rollout, "workload": workload}
+    (tmp_path / "job").mkdir()
+    request = DiffRequest.model_validate({"experiment": experiment, "against": "batch"})
+    result = run_diff(request, Job(tmp_path / "job"))
+    found = artifact.read(tmp_path / "job" / result.ids["divergence"], DivergenceManifest)
+    assert [item.cause.switch for item in found.work] == [{"VLLM_CPU_ATTN_SPLIT_KV": "0"}]
+    assert not found.before[0].startswith("compiled, each sequence alone: 0 of")
+    assert found.before[1].startswith("the compiled engine with VLLM_CPU_ATTN_SPLIT_KV=0: 0 of 24 tokens differ")
