@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from samebits.server.cli import gate_compare, gate_lock, show
-from samebits.server.jobs import launch
+from samebits.server.cli.common import HERE, Config, Json, RolloutFile, Sets, absolute, job_folder
 from samebits.server.jobs.start import start
 from samebits.tools.report import junit
 from samebits.tools.schema import reader
@@ -22,9 +22,9 @@ LOCK = "samebits.lock"
 
 
 def gate(
-    config: Annotated[Path, typer.Option("--config", "-c", help="Experiment file, or its folder.")] = Path(),
-    sets: Annotated[list[str] | None, typer.Option("--set", help="Override one key. Repeatable.")] = None,
-    rollout: Annotated[Path | None, typer.Option(help="A stored Rollout artifact, or JSONL/parquet rows.")] = None,
+    config: Config = HERE,
+    sets: Sets = None,
+    rollout: RolloutFile = None,
     axes: Annotated[str, typer.Option(help="Comma-separated axes to run (default: [gate] axes, else all).")] = "",
     require: Annotated[str, typer.Option(help="Comma-separated axes that must have run.")] = "",
     resume: Annotated[
@@ -40,7 +40,7 @@ def gate(
         Path | None, typer.Option(help="Write samebits.lock here when green (default: beside samebits.toml).")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Job folder, or the page of --compare.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Every axis exact, each with a negative control that must fail; exits 0 only then. Writes samebits.lock."""
     if compare is not None:
@@ -54,16 +54,15 @@ def gate(
     request = GateRequest.model_validate(
         {
             "experiment": experiment,
-            "rollout": None if rollout is None else str(rollout.resolve()),
+            "rollout": absolute(rollout),
             "axes": _names(axes),
             "require": _names(require),
             "resume": "" if resume is None else str(resume.resolve()),
             "tiny": tiny,
         }
     )
-    folder = (out or launch.new_folder(Path(".samebits/jobs"), request.kind)).resolve()
-    pool = experiment.pool
-    running = start(request, folder, python=pool.worker_python, time_limit_s=pool.time_limit_s)
+    folder = job_folder(request, out)
+    running = start(request, folder)
     outcome = show.follow(running, quiet=as_json)
     if junit_file is not None:
         _write_junit(junit_file, outcome, folder)

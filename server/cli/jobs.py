@@ -108,9 +108,8 @@ def resume(
 
     index, row = find(job)
     request = resuming.again(row, index.folder(row.id))
-    own = getattr(request, "experiment", None)
     folder = (out or launch.new_folder(JOBS, request.kind)).resolve()
-    running = start(request, folder, time_limit_s=None if own is None else own.pool.time_limit_s)
+    running = start(request, folder)
     resuming.note(folder, row.id)
     outcome = show.follow(running, quiet=as_json)
     raise typer.Exit(show.finish(outcome, running, as_json=as_json))

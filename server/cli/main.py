@@ -6,13 +6,23 @@ import json
 import os
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from samebits.server.cli import collect, gate, guarded, jobs, pool, propose, review, rl, serve, show, skill
-from samebits.server.jobs import launch
-from samebits.server.jobs.start import start
+from samebits.server.cli import collect, gate, guarded, jobs, pool, propose, review, rl, serve, skill
+from samebits.server.cli.common import (
+    HERE,
+    Config,
+    Device,
+    Json,
+    Out,
+    RolloutFile,
+    Sets,
+    absolute,
+    artifact,
+    execute,
+)
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment
@@ -26,9 +36,6 @@ from samebits.tools.schema.requests import (
     MinimizeRequest,
 )
 
-if TYPE_CHECKING:
-    from samebits.tools.schema.requests import Request
-
 app = typer.Typer(
     name="samebits",
     no_args_is_help=True,
@@ -38,34 +45,6 @@ app = typer.Typer(
     help="Bring the logprob difference between an RL trainer and vLLM to exactly zero, and keep it there.\n\n"
     "Exit codes: 0 equal or done, 1 differs, 2 could not judge or run.",
 )
-
-Config = Annotated[
-    Path, typer.Option("--config", "-c", help="Experiment file, or the folder that holds samebits.toml.")
-]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="Override one key, e.g. --set rollout.dtype=float32. Repeatable.")
-]
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Job folder to make (default: a new one under .samebits/jobs).")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on stdout, nothing else.")]
-RolloutFile = Annotated[
-    Path | None,
-    typer.Option("--rollout", help="A stored Rollout artifact, or JSONL/parquet rows from your own engine."),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-HERE = Path()
-JOBS = Path(".samebits/jobs")
-
-
-def execute(
-    request: Request, out: Path | None, as_json: bool, *, python: str = "", time_limit_s: float | None = None
-) -> None:
-    """Run one request to its end and exit with its code."""
-    folder = (out or launch.new_folder(JOBS, request.kind)).resolve()
-    running = start(request, folder, python=python, time_limit_s=time_limit_s)
-    outcome = show.follow(running, quiet=as_json)
-    raise typer.Exit(show.finish(outcome, running, as_json=as_json))
 
 
 @app.command()
@@ -93,13 +72,7 @@ def init(
 def inspect(config: Config = HERE, sets: Sets = None, out: Out = None, as_json: Json = False) -> None:
     """Say what is installed here and whether this experiment can run."""
     experiment = reader.read(config, tuple(sets or ()))
-    execute(
-        InspectRequest(experiment=experiment),
-        out,
-        as_json,
-        python=experiment.pool.worker_python,
-        time_limit_s=experiment.pool.time_limit_s,
-    )
+    execute(InspectRequest(experiment=experiment), out, as_json)
 
 
 @app.command()
@@ -117,8 +90,8 @@ def measure(
     itself."""
     experiment = reader.read(config, tuple(sets or ()))
     chosen = None if axes is None else tuple(name for name in axes.split(",") if name)
-    request = MeasureRequest(experiment=experiment, rollout=_absolute(rollout), axes=chosen)
-    execute(request, out, as_json, python=experiment.pool.worker_python, time_limit_s=experiment.pool.time_limit_s)
+    request = MeasureRequest(experiment=experiment, rollout=absolute(rollout), axes=chosen)
+    execute(request, out, as_json)
 
 
 @app.command()
@@ -136,8 +109,8 @@ def capture(
         raise UserError(
             f"side {side!r}", "not one of the two", "say `samebits capture rollout` or `samebits capture trainer`"
         )
-    request = CaptureRequest.model_validate({"experiment": experiment, "side": side, "rollout": _absolute(rollout)})
-    execute(request, out, as_json, python=experiment.pool.worker_python, time_limit_s=experiment.pool.time_limit_s)
+    request = CaptureRequest.model_validate({"experiment": experiment, "side": side, "rollout": absolute(rollout)})
+    execute(request, out, as_json)
 
 
 @app.command()
@@ -158,9 +131,9 @@ def diff(
     """Name, prove and order every operator that differs by itself."""
     experiment = reader.read(config, tuple(sets or ()))
     request = DiffRequest.model_validate(
-        {"experiment": experiment, "rollout": _absolute(rollout), "against": against, "max_operators": max_operators}
+        {"experiment": experiment, "rollout": absolute(rollout), "against": against, "max_operators": max_operators}
     )
-    execute(request, out, as_json, python=experiment.pool.worker_python, time_limit_s=experiment.pool.time_limit_s)
+    execute(request, out, as_json)
 
 
 @app.command()
@@ -171,7 +144,7 @@ def minimize(
     as_json: Json = False,
 ) -> None:
     """Cut one differing operator out into a folder with repro.py that runs by itself."""
-    request = MinimizeRequest(divergence=str(_divergence(divergence).resolve()), operator=operator)
+    request = MinimizeRequest(divergence=str(artifact(divergence, "divergence")), operator=operator)
     execute(request, out, as_json)
 
 
@@ -227,18 +200,6 @@ app.add_typer(skill.app, name="skill")
 def version() -> None:
     """Print the version."""
     print(installed_version("samebits"))
-
-
-def _divergence(given: Path) -> Path:
-    """The artifact itself, or the one in a job's folder, or in the job of that id."""
-    for path in (given, given / "divergence", JOBS / given / "divergence"):
-        if (path / "manifest.json").is_file():
-            return path
-    return given
-
-
-def _absolute(path: Path | None) -> str | None:
-    return None if path is None else str(path.resolve())
 
 
 def main() -> None:

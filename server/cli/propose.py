@@ -8,16 +8,15 @@ from typing import Annotated
 import typer
 
 from samebits.server.cli import show
+from samebits.server.cli.common import HERE, Config, Json, Out, artifact, job_folder
 from samebits.server.jobs import launch
-from samebits.server.jobs.links import JOBS, listed
+from samebits.server.jobs.links import listed
 from samebits.server.jobs.order import settings_of
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import ApplyRequest, ProposeRequest
 
 SIDES = {"both": ("rollout", "trainer"), "rollout": ("rollout",), "trainer": ("trainer",)}
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Job folder to make.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
 
 
 def propose(
@@ -26,7 +25,7 @@ def propose(
     repro: Annotated[
         Path | None, typer.Option(help="What `samebits minimize` made: the repro this kernel answers.")
     ] = None,
-    config: Annotated[Path, typer.Option("--config", "-c", help="Experiment file, or its folder.")] = Path(),
+    config: Config = HERE,
     sides: Annotated[str, typer.Option(help="Whose kernels line names it: trainer, rollout or both.")] = "trainer",
     why: Annotated[str, typer.Option(help="A few words to the reviewer.")] = "",
     out: Out = None,
@@ -64,14 +63,6 @@ def apply(
     _execute(request, out, as_json)
 
 
-def artifact(given: Path, name: str) -> Path:
-    """The artifact itself, or the one in a job's folder, or in the job of that id, or JOB/NAME below the jobs."""
-    for path in (given, given / name, JOBS / given, JOBS / given / name):
-        if (path / "manifest.json").is_file():
-            return path.resolve()
-    return given.absolute()
-
-
 def experiment_file(config: Path) -> Path:
     """samebits.toml itself, without following links: a linked one is refused later.
 
@@ -85,7 +76,7 @@ def experiment_file(config: Path) -> Path:
 
 
 def _execute(request: ProposeRequest | ApplyRequest, out: Path | None, as_json: bool) -> None:
-    folder = (out or launch.new_folder(JOBS, request.kind)).resolve()
+    folder = job_folder(request, out)
     with listed(folder, alone=isinstance(request, ProposeRequest)):
         running = launch.start(request, folder, python=settings_of(request, Path()).worker_python)
     raise typer.Exit(show.finish(show.follow(running, quiet=as_json), running, as_json=as_json))

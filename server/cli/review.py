@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-JOBS = Path(".samebits/jobs")
+from samebits.server.jobs.links import JOBS
 
 
 def review(

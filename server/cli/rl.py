@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.server.cli import show
-from samebits.server.jobs import launch
-from samebits.server.jobs.start import start
+from samebits.server.cli.common import Json, Out, Sets, execute
 from samebits.tools.schema import reader
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment
@@ -26,7 +24,7 @@ TINY: dict[str, object] = {
 
 def rl(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Experiment file, or its folder.")] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="Override one key. Repeatable.")] = None,
+    sets: Sets = None,
     tiny: Annotated[
         str, typer.Option(help="No experiment file: a tiny random model: qwen3, qwen3_tied, llama, qwen3_moe.")
     ] = "",
@@ -41,8 +39,8 @@ def rl(
     seconds: Annotated[
         float, typer.Option(min=0, help="Wall time; then a checkpoint and a report of what ran. 0: no limit.")
     ] = 0,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Job folder to make.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")] = False,
+    out: Out = None,
+    as_json: Json = False,
 ) -> None:
     """A small RL loop: a stock arm and an exact one, which must be exact at every step."""
     if corrections and stale:
@@ -60,11 +58,7 @@ def rl(
         "seconds": seconds,
     }
     request = RlRequest.model_validate(asked)
-    folder = (out or launch.new_folder(Path(".samebits/jobs"), request.kind)).resolve()
-    pool = experiment.pool
-    running = start(request, folder, python=pool.worker_python, time_limit_s=pool.time_limit_s)
-    outcome = show.follow(running, quiet=as_json)
-    raise typer.Exit(show.finish(outcome, running, as_json=as_json))
+    execute(request, out, as_json)
 
 
 def _tiny(family: str, overrides: tuple[str, ...]) -> Experiment:

@@ -51,13 +51,8 @@ class Submitted(launch.Watched):
             time.sleep(POLL_S)
 
 
-def start(
-    request: Request, folder: Path, *, python: str = "", time_limit_s: float | None = None
-) -> Running | Submitted:
-    """Write the request down and have it carried out.
-
-    Args:
-        time_limit_s: of a child of this process; None: none.
+def start(request: Request, folder: Path) -> Running | Submitted:
+    """Write the request down and have it carried out, by the interpreter and within the time limit of [pool].
 
     Raises:
         UserError: the folder exists or cannot be made, the interpreter cannot be run, more GPUs asked for than there
@@ -67,7 +62,7 @@ def start(
     settings = settings_of(request, Path())
     spool, slots = Spool(), Slots(default_folder())
     given_away = spool.wanted(settings)
-    order = order_of(request, folder, settings, lambda: slots.available, python=python)
+    order = order_of(request, folder, settings, lambda: slots.available)
     held = Held((), (), {}) if given_away or order.where == "ray" else wait_for(slots, order)
     try:
         with listed(folder):
@@ -77,8 +72,9 @@ def start(
                 return Submitted(folder, spool)
             if order.where == "here":
                 env = dict(os.environ) | held.env
+                limit = order.time_limit_s
                 return launch.start(
-                    request, folder, python=order.python, time_limit_s=time_limit_s, env=env, keep=held.descriptors
+                    request, folder, python=order.python, time_limit_s=limit, env=env, keep=held.descriptors
                 )
             launch.prepare(request, folder)
             write_order(order)

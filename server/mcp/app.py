@@ -14,6 +14,7 @@ from mcp.types import ListResourcesResult
 from pydantic import ValidationError
 
 from samebits.server.jobs.index import Index
+from samebits.server.jobs.links import JOBS
 from samebits.server.jobs.pool import Pool
 from samebits.server.jobs.slots import Slots, default_folder, gpus
 from samebits.server.jobs.sweep import sweep
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from samebits.server.mcp.roots import Roots
 
-JOBS = ".samebits/jobs"
 SAFE = {"PYTHONSAFEPATH": "1"}
 """No module is looked for in the working directory, which is the project."""
 BOUNDS = frozenset(("title", "minimum", "maximum", "maxLength", "maxItems"))
