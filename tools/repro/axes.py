@@ -27,7 +27,7 @@ SHAPES: Mapping[str, Mapping[str, str]] = {
     "attention": {"q": "TQD", "k": "SGD", "v": "SGD", "position": "T", "pass": "T", "sink": "Q", "out": "TQD"},
     "activation": {"gate": "TF", "up": "TF", "out": "TF"},
     "router": {"logits": "TE", "out": "TE"},
-    "experts": {"x": "TH", "weights": "TX", "ids": "TX", "out": "TH"},
+    "experts": {"x": "TH", "weights": "TX", "ids": "TX", "logits": "TE", "out": "TH"},
     "embedding": {"ids": "T", "weight": "VH", "out": "TH"},
     "logprob": {"logits": "TV", "token": "T", "sequence": "T", "pass": "T", "out": "T"},
     "residual": {"x": "TH", "residual": "TH", "updates": "TUH", "out": "TH"},

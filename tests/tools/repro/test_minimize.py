@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.tools.diff.causes.name import name_cause
+from samebits.tools.diff.causes.name import KINDS, name_cause
 from samebits.tools.diff.causes.observation import Observation
 from samebits.tools.job.job import Job
-from samebits.tools.repro import evidence, operators
+from samebits.tools.repro import axes, evidence, operators
 from samebits.tools.repro.verb import run_minimize
 from samebits.tools.schema.artifacts.divergence import (
     Bits,
@@ -156,3 +156,10 @@ def test_evidence_that_is_too_large_keeps_the_rows_that_differ(monkeypatch: pyte
     text, tensors = evidence.pack(Observation("norm", seen.inputs, seen.rollout, trainer), name_cause(seen))
     assert json.loads(text)["rows"] == len(tensors["rollout"]) == evidence.FEWEST
     assert not torch.equal(tensors["rollout"], tensors["trainer"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_input_with_token_rows_is_cut_with_them(kind: str) -> None:
+    """One that is left whole fits no smaller operator, and then nothing shrinks."""
+    declared = axes.SHAPES[kind]
+    assert {role for role in KINDS[kind].row_roles if declared.get(role, "")[:1] not in ("T", "P")} == set()
