@@ -30,9 +30,10 @@ HOT = 0.7
 
 
 def switchable(bench: Bench) -> bool:
-    """Whether a switch is known that makes this rollout side's rows depend on their company."""
+    """Whether a switch is known that makes this rollout side's rows depend on their company: one of vLLM's own
+    attention on CPU, which samebits' operators take the place of."""
     config = bench.sides.experiment.rollout
-    return config.side == "vllm" and device_of(bench.sides.experiment) == "cpu"
+    return config.side == "vllm" and config.kernels == "none" and device_of(bench.sides.experiment) == "cpu"
 
 
 def restart(bench: Bench, tried: Tried) -> None:

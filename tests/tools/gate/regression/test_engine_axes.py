@@ -179,6 +179,17 @@ def test_the_stock_engine_is_the_control_of_batch_where_its_rows_depend_on_their
 
 
 @pytest.mark.parametrize(
+    ("device", "kernels", "known"), [("cpu", "none", True), ("cpu", "samebits", False), ("cuda", "none", False)]
+)
+def test_the_split_of_vllms_attention_is_a_control_only_where_that_attention_runs(
+    tmp_path: Path, device: str, kernels: str, known: bool
+) -> None:
+    made = bench(tmp_path / "a", [3, 4])
+    made.sides.experiment = Experiment.model_validate({"device": device, "rollout": {"kernels": kernels}})
+    assert process_axes.switchable(made) is known
+
+
+@pytest.mark.parametrize(
     ("device", "asked", "early"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]
 )
 def test_what_logprob_mode_asks_of_the_engine_comes_before_preemption_closes_it_on_a_gpu(
