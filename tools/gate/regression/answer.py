@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -108,6 +109,11 @@ def _next(report: RegressionReport, source: Source, job: Job) -> str:
     if left and all(outcome.status == "not_run" and outcome.reason == ELSEWHERE for outcome in left):
         return f"the axes that are left: samebits gate --resume {job.folder}"
     first = next((axis for axis in report.axes if axis.outcome.status == "differs"), None)
+    short = [outcome for outcome in left if outcome.status == "too_few"]
+    if left and short == left:
+        scarce = max(math.ceil(outcome.needed / max(outcome.tokens, 1)) for outcome in short)
+        enough = scarce * len(source.data.sequences)
+        return f"give it more tokens, workload.prompts={enough} or more new_tokens, then samebits gate again"
     if first is None:
         return "mend what the summary names, then samebits gate again"
     against = DIFF.get(first.name)

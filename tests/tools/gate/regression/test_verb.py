@@ -143,6 +143,7 @@ def test_too_few_tokens_prove_nothing(gated: Callable[..., Any]) -> None:
     result, report = gated(gate={"min_tokens": 31}, axes=("trainer_repeat",))
     assert report.axes[0].outcome.status == "too_few"
     assert (report.verdict.kind, result.exit_code) == ("unjudged", 2)
+    assert "workload.prompts=12" in result.next, "31 of 30 tokens: twice the prompts"
 
 
 def test_a_required_axis_that_cannot_run_is_a_failure(gated: Callable[..., Any], tmp_path: Path) -> None:
