@@ -30,6 +30,10 @@ def trainer_repeat(bench: Bench, tried: Tried) -> None:
 
 def micro_batch(bench: Bench, tried: Tried) -> None:
     """The configured micro batch against others."""
+    if bench.sides.experiment.trainer.layout == "single":
+        reason = 'with trainer.layout = "single" each sequence is alone in any micro batch: set "packed" or "padded"'
+        tried.skipped.append(reason)
+        return
     own = bench.sides.experiment.trainer.micro_batch
     sizes = [size for size in dict.fromkeys((*SIZES, 2 * own)) if size != own]
     for size in sizes:

@@ -146,6 +146,14 @@ def test_too_few_tokens_prove_nothing(gated: Callable[..., Any]) -> None:
     assert "workload.prompts=12" in result.next, "31 of 30 tokens: twice the prompts"
 
 
+def test_a_layout_of_single_sequences_has_no_micro_batch_to_vary(gated: Callable[..., Any]) -> None:
+    _, report = gated(trainer={"layout": "single"}, axes=("micro_batch",), job="single")
+    assert report.axes[0].outcome.status == "not_run"
+    assert 'set "packed" or "padded"' in report.axes[0].outcome.reason
+    _, report = gated(trainer={"layout": "padded"}, axes=("micro_batch",), job="padded")
+    assert report.axes[0].outcome.status == "exact"
+
+
 def test_a_required_axis_that_cannot_run_is_a_failure(gated: Callable[..., Any], tmp_path: Path) -> None:
     result, report = gated(axes=("batch", "trainer_repeat"), require=("batch",))
     assert status(report) == {"batch": "not_run", "trainer_repeat": "exact"}
