@@ -32,11 +32,12 @@ class Answer:
     logprob_N: torch.Tensor
     scored_N: torch.Tensor
     folder: Path
+    facts: dict[str, str | int | float | bool | None] = field(default_factory=dict)
 
     @property
     def scores(self) -> Scores:
         """Without the capture."""
-        return Scores(self.logprob_N, self.scored_N)
+        return Scores(self.logprob_N, self.scored_N, self.facts)
 
     @cached_property
     def taps(self) -> Taps:
@@ -61,7 +62,7 @@ class Asker:
         self.passes[role] = self.passes.get(role, 0) + 1
         folder = self.job.new(f"passes/{role}-{name}")
         scores, _ = score_with(self.sessions[role], self.job, role, self.rollout, how, plan, edits, folder=folder)
-        return Answer(scores.logprob_N, scores.scored_N, folder)
+        return Answer(scores.logprob_N, scores.scored_N, folder, scores.facts)
 
     def readings(self, readings: tuple[Reading, ...]) -> dict[str, torch.Tensor]:
         """Columns of the trainer's logits under other readings."""

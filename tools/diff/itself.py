@@ -13,6 +13,7 @@ from samebits.tools.job.job import device_of, runs_compiled
 from samebits.tools.job.rollouts import obtain
 from samebits.tools.measure.answer import figures
 from samebits.tools.measure.gap import differs, stats
+from samebits.tools.measure.ways import not_taken
 from samebits.tools.measure.workload_check import check_request
 from samebits.tools.schema.artifacts.divergence import (
     Cause,
@@ -46,6 +47,16 @@ WAYS: dict[str, tuple[How, str]] = {
     "chunked_prefill": (How(chunk=64), "prefills cut into chunks of 64 tokens"),
     "prefix_hit": (How(warm_prefix=True), "prompts taken from the prefix cache"),
 }
+REPEAT = "samebits diff --against repeat"
+WAKES = {
+    "batch": "give more than one prompt, and a [rollout] side that runs several sequences at once (vllm does)",
+    "decode_prefill": "give a [rollout] side with a prefill path of its own (vllm has one)",
+    "chunked_prefill": "give longer prompts ([workload] prompt_tokens), and a [rollout] side that cuts prefills (vllm "
+    "does)",
+    "prefix_hit": "give longer prompts ([workload] prompt_tokens), and a [rollout] side with a prefix cache (vllm has "
+    "one)",
+}
+"""What to change where a way took no effect."""
 
 
 def diff_itself(request: DiffRequest, job: Job) -> Result:
@@ -67,9 +78,11 @@ def _compiled(request: DiffRequest, job: Job, how: How, words: str) -> Result:
     tried on the compiled one."""
     configured = compiled.ask(request, job, how)
     gap = compiled.between_ways(configured)
-    if gap.exact:
+    assert configured.other is not None
+    idle = not_taken(request.against, configured.plain, configured.other)
+    if gap.exact or idle:
         search = Search(request, job, how, configured.rollout)
-        return _finish(search, Look({}, gap, gone=True, first=None, item=None), gap, f"compiled, {words}")
+        return _finish(search, Look({}, gap, gone=True, first=None, item=None, idle=idle), gap, f"compiled, {words}")
     said = [f"compiled, {words}: {figures(gap)}; {compiled.NO_HOOKS}"]
     search, look, eager_gap = _searched(compiled.eager(request, configured.rollout), job, how)
     if look.switches:
@@ -102,6 +115,8 @@ class Look:
     """The site that was asked about has no differing row."""
     first: Pair | None
     item: WorkItem | None
+    idle: str = ""
+    """Why the other way took no effect: then equal logprobs show nothing."""
 
 
 @dataclass(slots=True)
@@ -128,8 +143,9 @@ class Search:
             plain = asker.score("rollout", "plain")
             other = asker.score("rollout", self.request.against, how=self.how)
             gap = stats(plain.logprob_N, other.logprob_N, data.valid_N & other.scored_N)
-            if gap.exact:
-                return Look(switches, gap, gone=True, first=None, item=None)
+            idle = not_taken(self.request.against, plain.scores, other.scores)
+            if gap.exact or idle:
+                return Look(switches, gap, gone=True, first=None, item=None, idle=idle)
             plan = CapturePlan(sequences=within.chosen(data, differs(plain.logprob_N, other.logprob_N)))
             seen = asker.score("rollout", "plain-digest", plan)
             seen_other = asker.score("rollout", f"{self.request.against}-digest", plan, how=self.how)
@@ -208,15 +224,17 @@ def _undisturbed(data: RolloutData, *runs: tuple[Answer, Answer]) -> None:
             )
 
 
-def _finish(search: Search, look: Look, gap: GapStats, words: str, compiled_said: tuple[str, ...] = ()) -> Result:
-    """The artifact and the answer.
-
-    Args:
-        compiled_said: what a compiled engine showed, whose two ways differ.
-    """
-    outcome: Identical | Diverged | Incomparable
+def _outcome(
+    search: Search, look: Look, gap: GapStats, words: str, compiled_said: tuple[str, ...]
+) -> tuple[Identical | Diverged | Incomparable, str, str]:
+    """The outcome, its sentence, and the next step where nothing was shown."""
+    if look.idle and not search.work:
+        reason = f"{words}: not compared, {look.idle}"
+        if gap.nonzero:
+            reason += f"; yet {gap.nonzero} of {gap.tokens} logprobs differ"
+        following = f"{REPEAT} asks in the same way" if gap.nonzero else WAKES.get(search.request.against, "")
+        return Incomparable(reason=reason), f"{reason}. Nothing was shown.", following
     if search.work:
-        outcome = Diverged(first=search.work[0])
         named = "; then ".join(f"{item.kind} {item.between}: {item.cause.why}" for item in search.work)
         end = (
             "with these switches all logprobs are equal"
@@ -224,14 +242,23 @@ def _finish(search: Search, look: Look, gap: GapStats, words: str, compiled_said
             else f"{look.gap.nonzero} logprobs stay unexplained"
         )
         summary = f"{words}: {gap.nonzero} of {gap.tokens} logprobs differ (max {gap.max:.3g}); {named}; {end}"
-    elif gap.exact and compiled_said:
+        return Diverged(first=search.work[0]), summary, ""
+    if gap.exact and compiled_said:
         reason = "the two ways differ in the compiled engine alone"
-        outcome, summary = Incomparable(reason=reason), f"{words}: {gap.tokens} logprobs equal to the bit: {reason}"
-    elif gap.exact:
-        outcome, summary = Identical(compared=gap.tokens), f"{words}: {gap.tokens} logprobs equal to the bit"
-    else:
-        reason = "no module has equal inputs and another output: the difference is in what was not tapped"
-        outcome, summary = Incomparable(reason=reason), f"{words}: {gap.nonzero} logprobs differ, {reason}"
+        return Incomparable(reason=reason), f"{words}: {gap.tokens} logprobs equal to the bit: {reason}", ""
+    if gap.exact:
+        return Identical(compared=gap.tokens), f"{words}: {gap.tokens} logprobs equal to the bit", ""
+    reason = "no module has equal inputs and another output: the difference is in what was not tapped"
+    return Incomparable(reason=reason), f"{words}: {gap.nonzero} logprobs differ, {reason}", ""
+
+
+def _finish(search: Search, look: Look, gap: GapStats, words: str, compiled_said: tuple[str, ...] = ()) -> Result:
+    """The artifact and the answer.
+
+    Args:
+        compiled_said: what a compiled engine showed, whose two ways differ.
+    """
+    outcome, summary, following = _outcome(search, look, gap, words, compiled_said)
     assert search.rollout is not None
     folder = search.job.new("divergence")
     artifact.write(
@@ -257,5 +284,6 @@ def _finish(search: Search, look: Look, gap: GapStats, words: str, compiled_said
             "ids": {"divergence": folder.name, "rollout": str(search.rollout)},
             "rows": report.rows(search.work, []),
             "total": len(search.work),
+            "next": following,
         }
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from samebits.tools.job.sides import score_with
 from samebits.tools.measure import gap
-from samebits.tools.measure.ways import Variant, always, company, path, some
+from samebits.tools.measure.ways import LACKS, ROLLOUT_PROOFS, Variant, always, company, lacks, path
 from samebits.tools.schema.artifacts.gap import Axis, GapStats, NotRun, Same, Varies
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.passes import How
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 ON_REQUEST = ("eager_compiled",)
 """Axes that need a second engine: run only when asked for by name."""
-COUNTED = {"chunked_prefill": "chunked_prefills", "prefix_hit": "prefix_hit_tokens"}
-"""The fact in which a side counts what an axis switches on; a side without the fact has no such thing."""
 RESCORED = 256
 """Tokens rescored one by one in the prefill path; more are thinned by a stride."""
 
@@ -51,11 +49,6 @@ def chosen(asked: tuple[str, ...] | None) -> tuple[str, ...]:
 def of(role: Role, asked: tuple[str, ...]) -> list[str]:
     """Those of the asked axes that a role has."""
     return [name for name in asked if name == "repeat" or (name == "micro_batch") == (role == "trainer")]
-
-
-def lacks(name: str, plain: Scores) -> bool:
-    """Whether the rollout side has no such thing as this axis switches: its scores do not count it."""
-    return name in COUNTED and COUNTED[name] not in plain.facts
 
 
 def variants(role: Role, name: str, data: RolloutData, micro_batch: int) -> list[Variant]:
@@ -94,7 +87,7 @@ def variants(role: Role, name: str, data: RolloutData, micro_batch: int) -> list
                 How(chunk=chunk),
                 f"whole prefills against a budget of {chunk} tokens a step",
                 "chunked prefill",
-                some(COUNTED[name], "no prefill was cut"),
+                ROLLOUT_PROOFS[name],
             )
         ]
     if name == "prefix_hit":
@@ -103,7 +96,7 @@ def variants(role: Role, name: str, data: RolloutData, micro_batch: int) -> list
                 How(warm_prefix=True),
                 "cold against warm prefix cache",
                 "prefix cache hits",
-                some(COUNTED[name], "no prompt holds a whole cached block"),
+                ROLLOUT_PROOFS[name],
             )
         ]
     return []
@@ -117,7 +110,7 @@ def run(sides: Sides, role: Role, name: str, rollout: Path, data: RolloutData, p
     if name == "eager_compiled":
         return _engine_axis(sides, rollout, data, plain) if role == "rollout" else None
     if lacks(name, plain):
-        return _axis(role, name, 0, NotRun(reason="this side has no such thing"), "")
+        return _axis(role, name, 0, NotRun(reason=LACKS), "")
     tried = variants(role, name, data, sides.experiment.trainer.micro_batch)
     reasons, equal, tokens = [], [], 0
     for variant in tried:

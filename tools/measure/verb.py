@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from samebits.tools.job.rollouts import obtain
 from samebits.tools.job.sides import Sides
-from samebits.tools.measure import axes, could_fail, gap
+from samebits.tools.measure import axes, could_fail, gap, ways
 from samebits.tools.measure.answer import result_of
 from samebits.tools.measure.causes import Gap, explains, find_causes
 from samebits.tools.measure.notes import notes
@@ -135,7 +135,7 @@ def _rollout_axes(sides: Sides, found: Findings, plain: Scores, names: list[str]
     source = found.source
     out: list[Axis | None] = []
     for name in names:
-        if not axes.lacks(name, plain):
+        if not ways.lacks(name, plain):
             sides.job.emit("axes", f"rollout side against itself: {name}")
         if name == "repeat" and source.generated:
             both_N = source.data.valid_N & plain.scored_N

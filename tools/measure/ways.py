@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     Proof = Callable[[Scores, Scores], str]
 
+LACKS = "this side has no such thing"
+
 
 @dataclass(slots=True, frozen=True)
 class Variant:
@@ -50,3 +52,25 @@ def path(plain: Scores, other: Scores) -> str:
     """The number of forward passes differs."""
     a, b = plain.facts.get("passes"), other.facts.get("passes")
     return "" if a != b else f"both ways took {a} forward passes"
+
+
+COUNTED = {"chunked_prefill": "chunked_prefills", "prefix_hit": "prefix_hit_tokens"}
+"""The fact in which a side counts what a way switches on; a side without the fact has no such thing."""
+ROLLOUT_PROOFS: dict[str, Proof] = {
+    "repeat": always,
+    "batch": company,
+    "decode_prefill": path,
+    "chunked_prefill": some(COUNTED["chunked_prefill"], "no prefill was cut"),
+    "prefix_hit": some(COUNTED["prefix_hit"], "no prompt holds a whole cached block"),
+}
+"""What shows that a way of the rollout side took effect."""
+
+
+def lacks(name: str, plain: Scores) -> bool:
+    """Whether the rollout side has no such thing as this way switches: its scores do not count it."""
+    return name in COUNTED and COUNTED[name] not in plain.facts
+
+
+def not_taken(name: str, plain: Scores, other: Scores) -> str:
+    """Why a way of the rollout side took no effect; "" when it did."""
+    return LACKS if lacks(name, plain) else ROLLOUT_PROOFS[name](plain, other)

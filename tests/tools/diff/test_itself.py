@@ -16,6 +16,7 @@ from samebits.tools.sides.transformers.tiny import write_tiny
 from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 # Two threads, so that the keys are split; no AMX, whose products differ by themselves where the CPU has it.
@@ -70,3 +71,25 @@ def test_a_linear_that_follows_the_number_of_rows_is_named_when_run_alone(
     assert [(item.kind, item.cause.name) for item in found.work] == [("linear", "order_batch")]
     assert "by themselves than among" in found.work[0].cause.why
     assert not found.work[0].cause.switch
+
+
+@pytest.mark.usefixtures("sides_here")
+@pytest.mark.parametrize(
+    ("against", "why"),
+    [
+        ("batch", "the largest batch was 1 both times"),
+        ("chunked_prefill", "this side has no such thing"),
+        ("prefix_hit", "this side has no such thing"),
+    ],
+)
+def test_a_way_that_took_no_effect_is_never_called_equal(
+    models: Callable[..., Path], tmp_path: Path, against: str, why: str
+) -> None:
+    rollout = {"side": "transformers", "model": str(models()), "dtype": "float32"}
+    workload = {"prompts": 3, "prompt_tokens": (4, 8), "new_tokens": 4}
+    experiment = {"device": "cpu", "rollout": rollout, "workload": workload}
+    result = diff_itself(DiffRequest.model_validate({"experiment": experiment, "against": against}), Job(tmp_path))
+    found = artifact.read(tmp_path / "divergence", DivergenceManifest)
+    assert (result.verdict, result.exit_code, found.outcome.status) == ("unjudged", 2, "incomparable")
+    assert why in result.summary
+    assert "[rollout] side" in str(result.next)
