@@ -143,6 +143,7 @@ async def working(pool: Pool, job: str, phase: str = "stand-in") -> None:
 async def test_inputs_go_to_a_node_progress_comes_and_artifacts_return(
     asked: Asked, tmp_path: Path, joined: Ray
 ) -> None:
+    loaded = "ray" in sys.modules  # a test of another file may have done that in this process
     model = tmp_path / "model"
     (model / "deep").mkdir(parents=True)
     (model / "config.json").write_text("{}")
@@ -171,7 +172,7 @@ async def test_inputs_go_to_a_node_progress_comes_and_artifacts_return(
     assert phases[-1] == "stand-in"
     assert len(list((joined.node / "store").iterdir())) == 2, "the two files of the model"
     assert list((joined.node / "work").iterdir()) == [], "nothing of the job stays but what the store holds"
-    assert "ray" not in sys.modules, "only the submitter imports Ray"
+    assert ("ray" in sys.modules) == loaded, "only the submitter imports Ray"
 
 
 @pytest.mark.slow
