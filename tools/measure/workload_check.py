@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samebits.tools.measure.made_by import check_origin
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.model_folder import read_config
 from samebits.tools.sides.prompt_rows import check_tokenizer, read_prompts
@@ -19,14 +20,16 @@ ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 def check_request(experiment: Experiment, rollout: str | None) -> None:
-    """Both checks, before an engine is loaded; a rollout that is given needs no workload.
+    """Before an engine is loaded: a rollout that is given needs no workload, and must be of this rollout side.
 
     Raises:
-        UserError: see `check_engine` and `check_workload`.
+        UserError: see `check_engine`, `check_workload` and `made_by.check_origin`.
     """
     check_engine(experiment)
     if rollout is None:
         check_workload(experiment)
+    else:
+        check_origin(experiment, Path(rollout).expanduser())
 
 
 def check_dtypes(experiment: Experiment) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from samebits.tools.schema.artifacts.rollout import Origin
 from samebits.tools.schema.base import Model
 from samebits.tools.schema.experiment import Rollout, Trainer, Workload
 from samebits.tools.schema.results import Cell
@@ -55,6 +56,8 @@ class Generate(Model):
     command: Literal["generate"] = "generate"
     workload: Workload
     folder: str
+    origin: Origin | None = None
+    """Written into the artifact."""
 
 
 class Score(Model):

@@ -53,7 +53,8 @@ def carry_out(side: Side | None, command: Command) -> tuple[Side | None, Done]:
         begun = time.monotonic()
         data = side.generate(command.workload)
         seconds = time.monotonic() - begun
-        rollout_store.write(Path(command.folder), data, side=str(side.describe()[0].get("name", "")))
+        name = str(side.describe()[0].get("name", ""))
+        rollout_store.write(Path(command.folder), data, side=name, origin=command.origin)
         return side, Done(facts={"tokens": int(data.valid_N.sum()), "seconds": seconds})
     if isinstance(command, Score):
         data = rollout_store.read(Path(command.rollout))

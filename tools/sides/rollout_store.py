@@ -18,6 +18,8 @@ from samebits.tools.store.fingerprint import environment
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from samebits.tools.schema.artifacts.rollout import Origin
+
 TENSORS = "rollout.safetensors"
 
 
@@ -27,7 +29,9 @@ def _flat(lists: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([token for part in lists for token in part], dtype=torch.int32), offsets_S1
 
 
-def write(folder: Path, data: RolloutData, *, side: str, notes: tuple[str, ...] = ()) -> RolloutManifest:
+def write(
+    folder: Path, data: RolloutData, *, side: str, notes: tuple[str, ...] = (), origin: Origin | None = None
+) -> RolloutManifest:
     """Write a Rollout artifact."""
     prompt_P, prompt_offsets_S1 = _flat([s.prompt for s in data.sequences])
     sampled_N, sampled_offsets_S1 = _flat([s.sampled for s in data.sequences])
@@ -48,6 +52,7 @@ def write(folder: Path, data: RolloutData, *, side: str, notes: tuple[str, ...] 
         logprobs=cast("Literal['raw', 'processed', 'unknown']", data.logprobs),
         weight_version=data.weight_version,
         side=side,
+        origin=origin,
         notes=notes,
         environment=environment(),
     )

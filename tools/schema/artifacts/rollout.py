@@ -5,6 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 from samebits.tools.schema.artifacts.base import Manifest
+from samebits.tools.schema.base import Model
+
+
+class Origin(Model):
+    """The rollout side of the experiment that sampled a rollout."""
+
+    side: str
+    """As in [rollout] side."""
+    model: str
+    """Absolute path of the model folder."""
+    digest: str
+    """Over config.json and a sample of its weight files; "": not a model folder."""
 
 
 class RolloutManifest(Manifest):
@@ -25,4 +37,6 @@ class RolloutManifest(Manifest):
     weight_version: int = 0
     side: str
     """What generated it: "vllm 0.32.0", "transformers", or the file it was read from."""
+    origin: Origin | None = None
+    """None: not sampled by a side of an experiment (rows of a file, a training loop)."""
     notes: tuple[str, ...] = ()
