@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperCommand
 
-from samebits.server.cli import show
+from samebits.server.cli import again, show
 from samebits.server.jobs import launch
 from samebits.server.jobs.links import JOBS
 from samebits.server.jobs.start import start
+from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -18,10 +20,14 @@ if TYPE_CHECKING:
     from samebits.tools.schema.requests import Request
 
 Config = Annotated[
-    Path, typer.Option("--config", "-c", help="Experiment file, or the folder that holds samebits.toml.")
+    Path,
+    typer.Option(
+        "--config", "-c", help="Experiment file, or the folder that holds samebits.toml.", callback=again.config
+    ),
 ]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="Override one key, e.g. --set rollout.dtype=float32. Repeatable.")
+    list[str] | None,
+    typer.Option("--set", help="Override one key, e.g. --set rollout.dtype=float32. Repeatable.", callback=again.sets),
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Job folder to make (default: a new one under .samebits/jobs).")
@@ -33,6 +39,27 @@ RolloutFile = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 HERE = Path()
+
+
+class Verb(TyperCommand):
+    """A command that says of an argument too many what it could have been meant as."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Options and arguments.
+
+        Raises:
+            UserError: an argument that this command does not take.
+        """
+        ctx.allow_extra_args = True
+        extra = super().parse_args(ctx, args)
+        if extra:
+            file = Path(extra[0])
+            named = file.suffix == ".toml" or file.is_dir()
+            is_config = named and any(param.name == "config" for param in self.params)
+            verb = f"samebits {ctx.info_name}"
+            step = f"give it as --config {file}" if is_config else f"see `{verb} --help`"
+            raise UserError(" ".join(extra), f"`{verb}` takes no such argument", step)
+        return extra
 
 
 def job_folder(request: Request, out: Path | None) -> Path:

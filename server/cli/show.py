@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from samebits.server.cli import tables
+from samebits.server.cli.again import same_experiment
 from samebits.tools.schema.results import Cancelled, Failed, Succeeded, TimedOut
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ def follow(running: Running | Submitted, *, quiet: bool) -> Outcome:
 
 def finish(outcome: Outcome, running: Running | Submitted, *, as_json: bool) -> int:
     """Print the outcome; returns the exit code: 0 equal or done, 1 differs, 2 could not judge or run."""
+    if isinstance(outcome, Succeeded):
+        following = same_experiment(outcome.result.next)
+        outcome = outcome.model_copy(update={"result": outcome.result.model_copy(update={"next": following})})
     if as_json:
         print(json.dumps(outcome.model_dump(mode="json") | {"job": str(running.folder)}, indent=1))
     elif isinstance(outcome, Succeeded):
@@ -69,6 +73,11 @@ def finish(outcome: Outcome, running: Running | Submitted, *, as_json: bool) -> 
     if not as_json:
         error_console.print("error:", _reason(outcome, running), style="red", markup=False, highlight=False)
     return 2
+
+
+def refused(message: str) -> None:
+    """As JSON: a mistake that was found before a job was made, in the shape of a failed outcome; its job is ""."""
+    print(json.dumps(Failed(error="user", message=message).model_dump(mode="json") | {"job": ""}, indent=1))
 
 
 def _reason(outcome: Outcome, running: Running | Submitted) -> str:
