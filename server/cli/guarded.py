@@ -1,4 +1,5 @@
-"""Runs a command: a user's mistake is one line on stderr and exit code 2, and signals end it like Ctrl-C."""
+"""Runs a command: a user's mistake is one line on stderr (with --json also a failed outcome on stdout) and exit code 2,
+and signals end it like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,15 +24,19 @@ def run(command: Callable[[], object]) -> None:
     try:
         command()
     except UserError as error:
-        _say(f"error: {error}")
+        _say(str(error))
     except ValidationError as error:
         from samebits.tools.schema.wrong import in_words
 
-        _say(f"error: {in_words(error)}. Next: see `samebits --help`")
+        verb = next(iter(sys.argv[1:]), "--help")
+        named = "samebits" if verb.startswith("-") else f"samebits {verb}"
+        _say(f"{in_words(error)}. Next: see `{named} --help`")
 
 
-def _say(text: str) -> None:
+def _say(message: str) -> None:
     from samebits.server.cli import show
 
-    show.error_console.print(text, style="red", markup=False, highlight=False)
+    if "--json" in sys.argv[1:]:
+        show.refused(message)
+    show.error_console.print(f"error: {message}", style="red", markup=False, highlight=False)
     sys.exit(2)

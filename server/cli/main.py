@@ -19,6 +19,7 @@ from samebits.server.cli.common import (
     Out,
     RolloutFile,
     Sets,
+    Verb,
     absolute,
     artifact,
     execute,
@@ -53,19 +54,29 @@ def init(
     path: Annotated[Path, typer.Option(help="File to write.")] = Path(reader.NAME),
 ) -> None:
     """Write a commented samebits.toml."""
+    if path.is_dir():
+        raise UserError(f"--path {path}", "a folder, not a file", f"name the file: --path {path / reader.NAME}")
     if path.exists():
-        raise UserError(str(path), "exists already", "edit it, or give another --path")
+        raise UserError(
+            str(path), "exists already", "edit it, or remove it and run `samebits init` again, or give another --path"
+        )
     # Paths in the file are taken from its own folder.
     value = os.path.relpath(model, path.parent) if Path(model).exists() else model
     text = reader.TEMPLATE.read_text(encoding="utf-8").replace('"MODEL"', json.dumps(value))
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            str(path), f"cannot be written ({error.strerror})", "make its folder, or give another --path"
-        ) from error
-    following = "`samebits inspect`" if Path(model).exists() else "set rollout.model, then `samebits inspect`"
-    print(f"wrote {path}. Next: {following}")
+        step = "give another --path" if path.parent.is_dir() else "make its folder, or give another --path"
+        raise UserError(str(path), f"cannot be written ({error.strerror})", step) from error
+    print(f"wrote {path}. Next: {_after_init(model)}")
+
+
+def _after_init(model: str) -> str:
+    if Path(model).is_dir():
+        return "`samebits inspect`"
+    if model == "MODEL":
+        return "set rollout.model, then `samebits inspect`"
+    return f"there is no folder {model} here: put the model there, or correct rollout.model; then `samebits inspect`"
 
 
 @app.command()
@@ -160,6 +171,8 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Build a candidate kernel and put it through the gate for candidates."""
+    if not candidate.strip():
+        raise UserError(f"candidate {candidate!r}", "names nothing", "give a folder with candidate.toml")
     named = str(Path(candidate).resolve()) if Path(candidate).is_dir() else candidate
     if sandbox not in (None, "auto", "required"):
         raise UserError(f"--sandbox {sandbox}", "not one of the two", "say auto or required")
@@ -200,6 +213,10 @@ app.add_typer(skill.app, name="skill")
 def version() -> None:
     """Print the version."""
     print(installed_version("samebits"))
+
+
+for command in app.registered_commands:
+    command.cls = Verb
 
 
 def main() -> None:

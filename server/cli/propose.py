@@ -12,7 +12,7 @@ from samebits.server.cli.common import HERE, Config, Json, Out, artifact, job_fo
 from samebits.server.jobs import launch
 from samebits.server.jobs.links import listed
 from samebits.server.jobs.order import settings_of
-from samebits.tools.schema import reader
+from samebits.tools.schema import asked, reader
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import ApplyRequest, ProposeRequest
 
@@ -76,6 +76,7 @@ def experiment_file(config: Path) -> Path:
 
 
 def _execute(request: ProposeRequest | ApplyRequest, out: Path | None, as_json: bool) -> None:
+    asked.check(request)
     folder = job_folder(request, out)
     with listed(folder, alone=isinstance(request, ProposeRequest)):
         running = launch.start(request, folder, python=settings_of(request, Path()).worker_python)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from samebits.server.jobs import folder as job_folder
+from samebits.server.jobs import hidden
 from samebits.server.jobs.warden import start_of
 from samebits.tools.schema.errors import UserError
 
@@ -54,7 +55,7 @@ class Index:
     def __init__(self, root: Path) -> None:
         self.root = root
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            hidden.make(root)
             self.connection = self._open()
         except (OSError, sqlite3.OperationalError) as error:
             raise UserError(str(root), f"jobs cannot be kept here: {error}", "check the path and the disk") from error

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.server.jobs import folder as job_folder
+from samebits.server.jobs import hidden
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.results import Event
 
@@ -119,14 +120,15 @@ def prepare(request: Request, folder: Path) -> None:
     """
     made = False
     try:
-        folder.mkdir(parents=True, exist_ok=False)
+        hidden.make(folder.parent)
+        folder.mkdir()
         made = True
         part = folder / "request.json.part"
         part.write_text(request.model_dump_json(indent=1), encoding="utf-8")
         part.replace(folder / "request.json")
-    except FileExistsError as error:
-        raise UserError(str(folder), "this job folder exists already", "give another --out") from error
     except OSError as error:
+        if not made and isinstance(error, FileExistsError) and os.path.lexists(folder):
+            raise UserError(str(folder), "this job folder exists already", "give another --out") from error
         if made:
             shutil.rmtree(folder, ignore_errors=True)  # a full disk: half a request is no job
         raise UserError(

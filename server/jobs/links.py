@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samebits.server.jobs import hidden
 from samebits.server.jobs.index import FILE, Index
 from samebits.tools.schema.errors import UserError
 
@@ -50,7 +51,7 @@ def _link(jobs: Path, folder: Path, *, alone: bool) -> Path | None:
     """The link; None where none can be written: such a job runs all the same."""
     name = folder.name.lstrip(".") or "job"
     with suppress(OSError):
-        jobs.mkdir(parents=True, exist_ok=True)
+        hidden.make(jobs)
         for named in (name, f"{name}-{secrets.token_hex(4)}"):
             link = jobs / named
             if link.is_symlink() and not link.exists():

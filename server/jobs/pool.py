@@ -20,6 +20,7 @@ from samebits.server.jobs import launch, resume
 from samebits.server.jobs.order import order_of, settings_of, worker_environment
 from samebits.server.jobs.queue import Queue, write_failure
 from samebits.server.pool.spool import Spool
+from samebits.tools.schema import asked
 from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -79,11 +80,12 @@ class Pool:
             settings: [pool] that applies; None: of the request's experiment.
 
         Raises:
-            UserError: more GPUs asked for than there are, the queue is full, the disk cannot be written, the daemon is
-            asked for and does not run.
+            UserError: what it names is not there, more GPUs asked for than there are, the queue is full, the disk
+            cannot be written, the daemon is asked for and does not run.
         """
         if len(self.entries) >= QUEUE_LIMIT:
             raise UserError("the queue", f"{QUEUE_LIMIT} jobs wait already", "wait_job or cancel_job on some of them")
+        asked.check(request)
         settings = settings or settings_of(request, Path())
         given_away = self.spool.wanted(settings)
         folder = launch.new_folder(self.index.root, request.kind)

@@ -19,6 +19,7 @@ from samebits.server.jobs.order import order_of, settings_of, worker_environment
 from samebits.server.jobs.queue import RAY_RUNNER, write_order
 from samebits.server.jobs.slots import Held, Slots, default_folder
 from samebits.server.pool.spool import Spool
+from samebits.tools.schema import asked
 from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,10 +56,11 @@ def start(request: Request, folder: Path) -> Running | Submitted:
     """Write the request down and have it carried out, by the interpreter and within the time limit of [pool].
 
     Raises:
-        UserError: the folder exists or cannot be made, the interpreter cannot be run, more GPUs asked for than there
-        are, the daemon is asked for and does not run, the project's experiment file is not valid, the wait for a GPU
-        was broken off.
+        UserError: what it names is not there, the folder exists or cannot be made, the interpreter cannot be run, more
+        GPUs asked for than there are, the daemon is asked for and does not run, the project's experiment file is not
+        valid, the wait for a GPU was broken off.
     """
+    asked.check(request)
     settings = settings_of(request, Path())
     spool, slots = Spool(), Slots(default_folder())
     given_away = spool.wanted(settings)

@@ -109,3 +109,10 @@ def test_candidate_folders_are_taken_from_the_files_own_folder(tmp_path: Path) -
     read = reader.read(path)
     assert read.trainer.kernels == (str(tmp_path / "kernels/turn"), "/elsewhere/norm")
     assert read.rollout.kernels == "samebits"
+
+
+def test_a_byte_order_mark_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "")
+    path.write_bytes(b"\xef\xbb\xbf[rollout]\n")
+    with pytest.raises(UserError, match=r"begins with a byte order mark\. Next: save it as UTF-8 without BOM"):
+        reader.read(path)

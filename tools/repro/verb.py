@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from samebits.tools.diff.causes.fingerprint import fingerprint
 from samebits.tools.repro import evidence, folder, sides
 from samebits.tools.repro.shrink import shrink
+from samebits.tools.schema import asked
 from samebits.tools.schema.artifacts.divergence import DivergenceManifest
 from samebits.tools.schema.artifacts.repro import ReproManifest
 from samebits.tools.schema.errors import UserError
@@ -35,9 +36,7 @@ def run_minimize(request: MinimizeRequest, job: Job) -> Result:
     """
     source = Path(request.divergence)
     manifest = artifact.read(source, DivergenceManifest)
-    if request.operator >= len(manifest.work):
-        reason = f"its work list has {len(manifest.work)} operators"
-        raise UserError(f"operator {request.operator} of {source}", reason, "give an index of that list")
+    asked.check_index(manifest, request.divergence, request.operator)
     item = manifest.work[request.operator]
     seen, kept = evidence.unpack(source, request.operator)
     job.emit("operators", "looking for the code that gives each side's bits")

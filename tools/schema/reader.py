@@ -34,6 +34,8 @@ def read(path: Path, overrides: tuple[str, ...] = ()) -> Experiment:
         )
     try:
         text = path.read_text(encoding="utf-8")
+        if text.startswith("\ufeff"):
+            raise UserError(str(path), "begins with a byte order mark", "save it as UTF-8 without BOM")
         raw = tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise UserError(str(path), f"not UTF-8 text: {error}", "save it as UTF-8") from error

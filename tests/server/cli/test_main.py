@@ -24,7 +24,57 @@ def test_init_writes_a_file_once(tmp_path: Path) -> None:
     assert 'model = "here"' in (tmp_path / "samebits.toml").read_text(encoding="utf-8")
     again = samebits("init", cwd=tmp_path)
     assert again.returncode == 2
-    assert "exists already" in again.stderr
+    assert "exists already. Next: edit it, or remove it and run `samebits init` again" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("init", "--path", ""), "--path .: a folder, not a file. Next: name the file: --path samebits.toml"),
+        (("init", "--path", "/proc/x.toml"), ". Next: give another --path\n"),
+        (("init", "--path", "no/x.toml"), ". Next: make its folder, or give another --path\n"),
+        (("build", ""), "candidate '': names nothing. Next: give a folder with candidate.toml"),
+        (("minimize", "x", "--operator", "-1"), "Next: see `samebits minimize --help`"),
+        (("diff", "--against", "moon", "-c", "with/samebits.toml"), "Next: see `samebits diff --help`"),
+        (("measure", "py.toml"), "`samebits measure` takes no such argument. Next: give it as --config py.toml"),
+        (("build", "rms_norm", "x.toml"), "`samebits build` takes no such argument. Next: see `samebits build --help`"),
+    ],
+)
+def test_the_next_step_is_one_that_helps(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "with").mkdir()
+    samebits("init", "--path", "with/samebits.toml", cwd=tmp_path)
+    done = samebits(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert not (tmp_path / ".samebits").exists(), "nothing was started"
+
+
+def test_init_says_whether_the_model_that_was_given_is_there(tmp_path: Path) -> None:
+    assert "Next: there is no folder nope here" in samebits("init", "--model", "nope", cwd=tmp_path).stdout
+    (tmp_path / "model").mkdir()
+    assert "Next: `samebits inspect`" in samebits("init", "--model", "model", "--path", "b.toml", cwd=tmp_path).stdout
+    assert "Next: set rollout.model" in samebits("init", "--path", "c.toml", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("measure", "-c", "nope.toml"),
+        ("inspect", "--set", "foo"),
+        ("demo", "--device", "tpu"),
+        ("minimize", "none"),
+        ("jobs", "wait", "none"),
+        ("measure", "py.toml"),
+    ],
+)
+def test_with_json_a_mistake_is_a_failed_outcome_on_stdout_too(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    samebits("init", cwd=tmp_path)
+    done = samebits(*arguments, "--json", cwd=tmp_path)
+    outcome = json.loads(done.stdout)
+    assert done.returncode == 2
+    assert (outcome["state"], outcome["error"], outcome["job"]) == ("failed", "user", "")
+    assert done.stderr == f"error: {outcome['message']}\n"
+    assert samebits(*arguments, cwd=tmp_path).stdout == "", "without it stdout stays empty"
 
 
 @pytest.mark.parametrize(

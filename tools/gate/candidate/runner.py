@@ -24,6 +24,7 @@ from samebits.kernels.contract_version import CONTRACT_VERSION
 from samebits.kernels.registry import OPERATORS, operator
 from samebits.tools.gate.candidate.log import read as read_log
 from samebits.tools.sandbox.processes import below, machine_memory_bytes
+from samebits.tools.schema import asked
 from samebits.tools.schema.artifacts.candidate_gate import (
     CandidateGate,
     Green,
@@ -75,15 +76,9 @@ def target_of(what: str, device: str = "auto") -> Target:
         raise UserError("device cuda", "torch sees no CUDA device here", "use --device cpu or a GPU machine")
     if what in OPERATORS:
         return library_target(what, used)
-    folder = Path(what)
-    if not folder.is_dir():
-        raise UserError(
-            what,
-            "neither a candidate folder nor a library operator",
-            f"give a folder, or one of {', '.join(sorted(OPERATORS))}",
-        )
+    asked.check_named(what)
     try:
-        candidate = describe(folder)
+        candidate = describe(Path(what))
     except ValueError as error:
         raise UserError(what, str(error), "mend candidate.toml; docs/candidates.md shows one") from error
     if device == "auto" and candidate.devices == ("cpu",):

@@ -170,7 +170,7 @@ class VllmSide(Side):
             raise UserError(
                 f"a sequence of {longest} tokens",
                 f"is longer than [rollout] max_model_len = {self.config.max_model_len}",
-                "raise max_model_len or shorten the workload",
+                "drop the sequence or raise rollout.max_model_len",
             )
 
     @contextmanager
