@@ -19,6 +19,7 @@ from samebits.tools.diff.itself import diff_itself
 from samebits.tools.diff.rows import by_digest
 from samebits.tools.job.job import device_of, runs_compiled
 from samebits.tools.job.rollouts import obtain
+from samebits.tools.measure import dtypes
 from samebits.tools.measure.gap import stats
 from samebits.tools.measure.workload_check import check_dtypes, check_request
 from samebits.tools.repro import evidence
@@ -78,6 +79,7 @@ def run_diff(request: DiffRequest, job: Job) -> Result:
         engine = stack.enter_context(job.open_side("rollout", experiment))
         rollout = obtain(request.rollout, experiment, lambda: engine, job).folder
         trainer = stack.enter_context(job.open_side("trainer", experiment))
+        dtypes.check_opened(experiment, engine.opened, trainer.opened)
         asker = Asker(job, rollout, {"rollout": engine, "trainer": trainer})
         return _diff(request, job, asker, seen)
 
@@ -89,6 +91,7 @@ def _diff(request: DiffRequest, job: Job, asker: Asker, configured: Compiled | N
     job.emit("pass 1", "row digests of every module on both sides", 1, 2)
     first_t = asker.score("trainer", "digest", CapturePlan())
     _judgeable(data, first_r.logprob_N)
+    dtypes.check_captured(first_r.taps, first_t.taps)
     gap = stats(first_r.logprob_N, first_t.logprob_N, data.valid_N)
     weights = asker.weights("rollout"), asker.weights("trainer")
     job.emit("data", "could the check fail? is it data or meaning?")

@@ -6,6 +6,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Literal
 
+from samebits.tools.measure import dtypes
 from samebits.tools.measure.causes import explains
 from samebits.tools.measure.remedies import remedy
 from samebits.tools.schema.results import Result
@@ -61,6 +62,8 @@ def _verdict(report: GapReport, source: Source) -> tuple[Verdict, str]:
         if stats.exact
         else f"The sides differ: {figures(stats)}."
     ]
+    if report.two_dtypes:
+        said.append(f"They are of two dtypes: {report.two_dtypes}.")
     said += report.notes
     if report.weights == "differ":
         said.append(f"The weights {report.weights_text}. Nothing further was asked: make them equal first.")
@@ -146,6 +149,8 @@ def _next(report: GapReport, verdict: str, source: Source) -> str:
         return "samebits diff names the operator of that side"
     if verdict == "unjudged":
         return "correct what the summary names, then samebits measure again"
+    if report.two_dtypes:
+        return f"{dtypes.NEXT}, then samebits measure again"
     if report.weights == "differ":
         return "make the weights of both sides equal (same folder, same version), then samebits measure again"
     if report.not_numerics:

@@ -14,6 +14,7 @@ from samebits.tools.job.sides import Sides
 from samebits.tools.measure import axes, could_fail, gap, ways
 from samebits.tools.measure.answer import result_of
 from samebits.tools.measure.causes import Gap, explains, find_causes
+from samebits.tools.measure.dtypes import apart
 from samebits.tools.measure.notes import notes
 from samebits.tools.measure.weights_check import WeightsAnswer, compare_weights
 from samebits.tools.schema.artifacts.gap import Axis, GapReport, NotRun
@@ -182,6 +183,7 @@ def _write(sides: Sides, found: Findings) -> tuple[GapReport, str]:
         unsteady=found.evidence.unsteady,
         could_fail=found.evidence.text,
         notes=notes(data, trainer_N),
+        two_dtypes=apart(sides.described.get("rollout"), sides.described.get("trainer")),
         sides=described,
         made_from={"rollout": artifact.identity(found.source.folder)},
         environment=fingerprint.environment(os.environ | dict(sides.experiment.rollout.env)),

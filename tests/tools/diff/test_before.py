@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -154,3 +155,23 @@ def test_sides_of_two_dtypes_are_refused_before_a_side_starts(
     request = DiffRequest.model_validate({"experiment": {"device": "cpu", **both}})
     with pytest.raises(UserError, match='trainer] dtype = "float32": no tensor of the two sides can have equal bits'):
         run_diff(request, Job(tmp_path))
+
+
+@pytest.mark.parametrize("stated", ["bfloat16", "float32"])
+def test_a_python_side_of_another_dtype_is_refused_once_it_is_open(
+    models: Callable[..., Path], tmp_path: Path, stated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As configured before the first pass; a factory that passes over its dtype after it."""
+    planted_sides = importlib.import_module("planted_sides")
+    made = planted_sides.factory
+    monkeypatch.setattr(planted_sides, "factory", lambda model, dtype, device: made(model, torch.bfloat16, device))
+    both = {
+        "rollout": {"side": "python:planted_sides:factory", "model": str(models(dtype="bfloat16")), "dtype": stated},
+        "trainer": {"dtype": "float32"},
+        "workload": {"prompts": 1, "prompt_tokens": (8, 20), "new_tokens": 4},
+    }
+    request = DiffRequest.model_validate({"experiment": {"device": "cpu", **both}})
+    with pytest.raises(UserError, match=r"two dtypes \(rollout bfloat16, trainer float32\)") as refused:
+        run_diff(request, Job(tmp_path))
+    assert "trainer.dtype" in refused.value.next_step
+    assert (tmp_path / "passes").exists() == (stated == "float32")

@@ -331,3 +331,14 @@ def test_the_worker_runs_both_sides_as_processes_and_leaves_whole_artifacts(
     report = artifact.read(job / outcome["result"]["ids"]["gap"], GapReport)
     assert report.stats.tokens == 24
     assert not list(job.rglob("*.part"))
+
+
+def test_sides_of_two_dtypes_are_named_in_the_headline_and_in_the_next_step(
+    models: Callable[..., Path], sides_here: None, tmp_path: Path
+) -> None:
+    result, report = measured(tmp_path / "two", request(models(), rollout={"dtype": "bfloat16"}, axes=()))
+    assert report.two_dtypes == "rollout bfloat16, trainer float32"
+    assert "They are of two dtypes: rollout bfloat16, trainer float32." in result.summary
+    assert "trainer.dtype" in str(result.next)
+    one, report = measured(tmp_path / "one", request(models(), axes=()))
+    assert (report.two_dtypes, "two dtypes:" in one.summary, "trainer.dtype" in str(one.next)) == ("", False, False)

@@ -118,5 +118,7 @@ class GapReport(Manifest):
     """Evidence of step 1: what a one-ulp change to one tap did to the logprobs, and whether capture moves a bit."""
     notes: tuple[str, ...] = ()
     """What else the figures need to be read: where logprobs are not finite, greedy sampling."""
+    two_dtypes: str = ""
+    """The dtypes of both sides, where they have none in common."""
     sides: dict[str, tuple[str, ...]]
     """What really ran, by role: versions, runner, attention backend, eager or compiled, kernels replaced."""
