@@ -150,7 +150,9 @@ def diff(
 @app.command()
 def minimize(
     divergence: Annotated[Path, typer.Argument(help="What `samebits diff` made: its artifact, job folder or job id.")],
-    operator: Annotated[int, typer.Option(help="Index in its work list.")] = 0,
+    operator: Annotated[
+        int | None, typer.Option(help="Index in its work list (default: the first that can be cut out).")
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:

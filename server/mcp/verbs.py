@@ -155,7 +155,7 @@ async def diff_ops(
 async def minimize_repro(
     ctx: Ctx,
     divergence: Annotated[str, Field(description="id of diff_ops' divergence")],
-    operator: Annotated[int, Field(ge=0, description="index in its work list")] = 0,
+    operator: Annotated[int | None, Field(ge=0, description="index in its work list")] = None,
 ) -> Answer:
     """Cut one operator of the work list into a folder whose repro.py runs by itself (exits 0 equal, 1 differs, 2 cannot
     run)."""
@@ -163,7 +163,7 @@ async def minimize_repro(
         ctx,
         "minimize",
         divergence,
-        [operator],
+        [operator is not None],
         lambda app: MinimizeRequest(divergence=app.artifact(divergence, "divergence"), operator=operator),
     )
 

@@ -63,6 +63,11 @@ def trim(seen: Observation) -> Observation:
     return replace(seen.rows(index, roles), position=position)
 
 
+def kept(folder: Path, number: int) -> bool:
+    """Whether a divergence holds the evidence of operator K."""
+    return (folder / names(number)[0]).is_file()
+
+
 def unpack(folder: Path, number: int) -> tuple[Observation, Evidence]:
     """Read the evidence of operator K of a Divergence artifact.
 
@@ -70,10 +75,14 @@ def unpack(folder: Path, number: int) -> tuple[Observation, Evidence]:
         UserError: there is none, with the reason, or its device is not here.
     """
     text, data = names(number)
-    if not (folder / text).is_file():
-        kept = sorted(int(path.stem.rpartition("-")[2]) for path in folder.glob("operator-*.json"))
+    if not kept(folder, number):
+        others_kept = sorted(int(path.stem.rpartition("-")[2]) for path in folder.glob("operator-*.json"))
         reason = "its inputs were not kept (its cause in the work list says why, or it repeats an operator that was)"
-        others = f"--operator {' or '.join(map(str, kept))}" if kept else "capture more: no operator's inputs were kept"
+        others = (
+            f"--operator {' or '.join(map(str, others_kept))}"
+            if others_kept
+            else "capture more: no operator's inputs were kept"
+        )
         raise UserError(f"operator {number} of {folder}", reason, others)
     evidence = Evidence.model_validate_json((folder / text).read_text(encoding="utf-8"))
     tensors = load_tensors(folder, data)

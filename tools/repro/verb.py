@@ -18,6 +18,7 @@ from samebits.tools.schema.results import Result
 from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
+    from samebits.tools.diff.causes.observation import Observation
     from samebits.tools.job.job import Job
     from samebits.tools.repro.shrink import Shrunk
     from samebits.tools.repro.sides import Side, Tried
@@ -37,22 +38,50 @@ def run_minimize(request: MinimizeRequest, job: Job) -> Result:
     source = Path(request.divergence)
     manifest = artifact.read(source, DivergenceManifest)
     asked.check_index(manifest, request.divergence, request.operator)
-    item = manifest.work[request.operator]
-    seen, kept = evidence.unpack(source, request.operator)
-    job.emit("operators", "looking for the code that gives each side's bits")
-    ours, theirs = (chosen(role, *sides.find(seen, kept, role)) for role in ("rollout", "trainer"))
+    number, seen, ours, theirs = _codes(job, source, manifest, request.operator)
+    item = manifest.work[number]
     job.emit("shrink", "making it smaller while the sides differ")
     by_batch = item.cause.name == "order_batch"
     small = shrink(seen, lambda cut: sides.both(cut, ours, theirs), by_batch=by_batch)
     job.emit("write", small.line())
     title = f"{item.kind} {item.between}: rollout and trainer differ"
-    made = write(job, source, request.operator, item, title, small, ours, theirs)
+    made = write(job, source, number, item, title, small, ours, theirs)
     code, output = run_it(made)
     if code != 1:
         raise UserError(
             str(made / "repro.py"), f"exit code {code} where 1 was due: {output[-300:]}", "report this with the folder"
         )
-    return result(job, made, item, small, ours, theirs, output)
+    start = "" if request.operator is not None else f"Operator {number}, the first that can be cut out: "
+    return result(made, item, start, small, ours, theirs, output)
+
+
+def _codes(
+    job: Job, source: Path, manifest: DivergenceManifest, asked_for: int | None
+) -> tuple[int, Observation, Side, Side]:
+    """The operator that was asked for, or the first with kept inputs and code for both sides; each side's code.
+
+    Raises:
+        UserError: there is none, with every reason.
+    """
+    job.emit("operators", "looking for the code that gives each side's bits")
+    reasons = []
+    for number in range(len(manifest.work)) if asked_for is None else [asked_for]:
+        try:
+            seen, kept = evidence.unpack(source, number)
+            ours, theirs = (chosen(role, *sides.find(seen, kept, role)) for role in ("rollout", "trainer"))
+            return number, seen, ours, theirs
+        except UserError as error:
+            if asked_for is not None:
+                raise
+            item = manifest.work[number]
+            reason = f"{error.thing}: {error.reason}" if evidence.kept(source, number) else item.cause.why
+            if item.same_as is None:  # a repetition is for the same reason
+                reasons.append(f"operator {number}: {reason}")
+    raise UserError(
+        str(source),
+        f"no operator of its work list can be cut out. {'; '.join(reasons)}",
+        "capture more, or run this where the capture was made",
+    )
 
 
 def chosen(role: str, side: Side | None, tried: list[Tried]) -> Side:
@@ -98,11 +127,11 @@ def run_it(made: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def result(job: Job, made: Path, item: WorkItem, small: Shrunk, ours: Side, theirs: Side, output: str) -> Result:
-    """What a person reads first."""
+def result(made: Path, item: WorkItem, start: str, small: Shrunk, ours: Side, theirs: Side, output: str) -> Result:
+    """What a person reads first; `start` says which operator it is."""
     lines = [line for line in output.splitlines() if line.strip()]
     summary = (
-        f"{item.kind} {item.between}, cut out: {small.line()} ({small.runs} runs). "
+        f"{start}{item.kind} {item.between}, cut out: {small.line()} ({small.runs} runs). "
         f"rollout: {ours.name}. trainer: {theirs.name}. "
         f"repro.py was run in a fresh interpreter: {lines[-1] if lines else 'no output'}."
     )

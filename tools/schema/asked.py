@@ -73,12 +73,14 @@ def check_folder(folder: Path) -> None:
         raise UserError(str(folder), what, "give a candidate's folder; docs/candidates.md shows one")
 
 
-def check_index(divergence: DivergenceManifest, named: str, index: int) -> None:
-    """An operator of a work list.
+def check_index(divergence: DivergenceManifest, named: str, index: int | None) -> None:
+    """An operator of a work list; None: any.
 
     Raises:
-        UserError: the list is shorter.
+        UserError: the list is shorter, or empty.
     """
-    if index >= len(divergence.work):
+    if index is None and not divergence.work:
+        raise UserError(named, "its work list is empty", "there is nothing to cut out: see what samebits diff says")
+    if index is not None and index >= len(divergence.work):
         reason = f"its work list has {len(divergence.work)} operators"
         raise UserError(f"operator {index} of {named}", reason, "give an index of that list")

@@ -66,8 +66,8 @@ class MinimizeRequest(Model):
     kind: Literal["minimize"] = "minimize"
     divergence: str
     """Path of a Divergence artifact."""
-    operator: int = Field(default=0, ge=0)
-    """Index in its work list."""
+    operator: int | None = Field(default=None, ge=0)
+    """Index in its work list; None: the first that can be cut out."""
 
 
 class BuildRequest(Model):

@@ -143,9 +143,31 @@ def test_an_operator_without_evidence_and_a_wrong_index_are_refused(tmp_path: Pa
     source = divergence(tmp_path / "divergence", norm(), keep=False)
     (tmp_path / "job").mkdir()
     with pytest.raises(UserError, match=r"its inputs were not kept.*capture more"):
+        run_minimize(MinimizeRequest(divergence=str(source), operator=0), Job(tmp_path / "job"))
+    why = json.loads((source / "manifest.json").read_text(encoding="utf-8"))["work"][0]["cause"]["why"]
+    with pytest.raises(UserError, match=r"no operator of its work list can be cut out\. operator 0: ") as none:
         run_minimize(MinimizeRequest(divergence=str(source)), Job(tmp_path / "job"))
+    assert why in none.value.reason
     with pytest.raises(UserError, match="its work list has 1 operators"):
         run_minimize(MinimizeRequest(divergence=str(source), operator=1), Job(tmp_path / "job"))
+
+
+def test_without_a_number_the_first_operator_that_can_be_is_cut_out_and_named(tmp_path: Path) -> None:
+    whole = divergence(tmp_path / "whole", norm())
+    manifest = artifact.read(whole, DivergenceManifest)
+    second = manifest.work[0].model_copy(update={"index": 1})
+    named = name_cause(norm())
+    content, tensors = evidence.pack(norm(), named)
+    text, data = evidence.names(1)
+    source = tmp_path / "divergence"
+    two = manifest.model_copy(update={"work": (manifest.work[0], second), "files": {}})
+    artifact.write(source, two, {data: tensors}, {text: content})
+    (tmp_path / "job").mkdir()
+    result = run_minimize(MinimizeRequest(divergence=str(source)), Job(tmp_path / "job"))
+    assert result.summary.startswith("Operator 1, the first that can be cut out: norm model.op")
+    assert artifact.read(tmp_path / "job" / "repro", ReproManifest).operator == 1
+    with pytest.raises(UserError, match="--operator 1"):
+        run_minimize(MinimizeRequest(divergence=str(source), operator=0), Job(tmp_path / "job"))
 
 
 def test_evidence_that_is_too_large_keeps_the_rows_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
