@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from mcp.server import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.types import ListResourcesResult
 from pydantic import ValidationError
 
@@ -79,9 +79,12 @@ class Samebits(MCPServer[App]):
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
-            if isinstance(error.__cause__, ValidationError):
-                raise refused(error.__cause__) from error
-            raise
+            cause = error.__cause__
+            if tool is None or (isinstance(error, UnexpectedToolError) and not isinstance(cause, ValidationError)):
+                raise  # a crash: the SDK logs it and says no more
+            said = str(refused(cause)) if isinstance(cause, ValidationError) else str(error)
+            # One style for all: the tool's name, then what is wrong.
+            raise ToolError(f"{name}: {said.removeprefix(f'Error executing tool {name}: ')}") from error
 
 
 def bare(node: Any, without: frozenset[str], *, names: bool = False, text: bool = True) -> Any:

@@ -51,6 +51,8 @@ def page_of(path: Path, page: int) -> str:
         ResourceError: not text, or no such page.
     """
     size = path.stat().st_size
+    if size == 0:
+        return f"{path.name} is empty: nothing was written."
     if path.suffix not in TEXT:
         raise ResourceError(
             f"{path.name} holds no text ({size} bytes). Next: open it on the machine, or read its manifest.json."
