@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, "Cell"]
 Verdict = Literal["equal", "differs", "unjudged"]
+NATS = 1.0
+"""A difference of one token above this is no rounding of a forward pass."""
 NONE_FINITE = "none finite"
 WEIGHTS = {"equal": "equal", "differ": "differ", "unchecked": "not checked"}
 
@@ -166,8 +168,12 @@ def _next(report: GapReport, verdict: str, source: Source) -> str:
             "find out why the rollout side reports logprobs that are not finite, or mask them, then samebits measure "
             "again"
         )
-    return (
-        f"samebits diff --rollout {source.folder}"
-        if source.engine
-        else "samebits diff needs an engine: set [rollout] side, then samebits diff"
-    )
+    if source.engine:
+        return f"samebits diff --rollout {source.folder}"
+    if report.stats.max > NATS:
+        return (
+            f"max {report.stats.max:.3g} nats is no rounding: wrong data, not kernels. Check the rows (token ids, "
+            f"logprobs one place off, temperature and top-p on record) and the model (the weights that sampled them), "
+            f"then samebits measure again"
+        )
+    return "samebits diff needs an engine: set [rollout] side, then samebits diff"

@@ -15,6 +15,9 @@ from samebits.tools.sides.prompt_rows import check_tokenizer, read_prompts
 if TYPE_CHECKING:
     from samebits.tools.schema.experiment import Experiment, Workload
 
+MOST_TOKENS = 2**31 - 1
+TOKEN_BYTES = 36
+"""Memory of a token while a rollout is made: an int and its place in a list."""
 FILE_NEXT = "shorten the workload, or give a model that takes more"
 ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
@@ -74,10 +77,12 @@ def check_workload(experiment: Experiment) -> str:
 
     Raises:
         UserError: impossible prompt lengths, a prompts file that is missing or has a bad row, prompts with their new
-            tokens beyond max_model_len or beyond the positions of a model.
+            tokens beyond max_model_len or beyond the positions of a model, more tokens in all than this machine
+            could hold.
     """
     work = experiment.workload
-    longest, words = _from_file(experiment) if work.file else _random(work)
+    count, longest, words = _from_file(experiment) if work.file else _random(work)
+    _check_size(count, longest, work.new_tokens)
     total = longest + work.new_tokens
     rollout, trainer = experiment.rollout, experiment.trainer
     thing = f"[workload] {total} tokens at most ({longest} of the longest prompt, {work.new_tokens} new)"
@@ -98,7 +103,21 @@ def check_workload(experiment: Experiment) -> str:
     return f"{words}, {total} tokens at most with {work.new_tokens} new ones"
 
 
-def _random(work: Workload) -> tuple[int, str]:
+def _check_size(prompts: int, longest: int, new_tokens: int) -> None:
+    """At most 2**31 - 1 tokens, and no more than fit in the memory of this machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    most, tokens = min(MOST_TOKENS, memory // TOKEN_BYTES), prompts * (longest + new_tokens)
+    if tokens > most:
+        raise UserError(
+            f"[workload] {prompts} prompts of up to {longest} + {new_tokens} tokens",
+            f"{tokens} tokens in all; at most {most} here (2**31 - 1, and {memory >> 30} GiB of memory at "
+            f"{TOKEN_BYTES} bytes a token)",
+            "ask for fewer prompts, or fewer tokens of each",
+        )
+
+
+def _random(work: Workload) -> tuple[int, int, str]:
+    """How many prompts, tokens of the longest, both in words."""
     shortest, longest = work.prompt_tokens
     if not 1 <= shortest <= longest:
         raise UserError(
@@ -106,11 +125,11 @@ def _random(work: Workload) -> tuple[int, str]:
             "needs 1 <= shortest <= longest",
             "correct it in samebits.toml",
         )
-    return longest, f"{work.prompts} random prompts of {shortest} to {longest} tokens"
+    return work.prompts, longest, f"{work.prompts} random prompts of {shortest} to {longest} tokens"
 
 
-def _from_file(experiment: Experiment) -> tuple[int, str]:
-    """Text is not tokenized here (its length counts as 1): only whether the folder could."""
+def _from_file(experiment: Experiment) -> tuple[int, int, str]:
+    """As `_random`. Text is not tokenized here (its length counts as 1): only whether the folder could."""
     work, model = experiment.workload, Path(experiment.rollout.model).expanduser()
     vocabulary = _config(experiment.rollout.model).get("vocab_size")
     rows = read_prompts(Path(work.file).expanduser(), vocabulary if isinstance(vocabulary, int) else None)
@@ -119,7 +138,7 @@ def _from_file(experiment: Experiment) -> tuple[int, str]:
         check_tokenizer(model, texts[0].where)
     longest = max(len(row.ids) if row.ids is not None else 1 for row in rows)
     text = f", {len(texts)} of them text" if texts else ""
-    return longest, f"{work.file}: {len(rows)} prompts{text}"
+    return len(rows), longest, f"{work.file}: {len(rows)} prompts{text}"
 
 
 def _positions(model: str) -> int | None:

@@ -234,3 +234,10 @@ def test_candidates_are_looked_at_before_a_side_starts(models: Callable[..., Pat
     assert rows["trainer kernels"]["detail"].startswith("candidate turn ")
     (folder / "candidate.toml").write_text(text.replace("rotary", "rotor"))
     assert "operator 'rotor' is unknown" in failing(asked)["trainer kernels"]
+
+
+def test_more_tokens_than_any_machine_holds_fail_at_inspect_with_the_bound(models: Callable[..., Path]) -> None:
+    said = failing(experiment(models(), workload={"prompts": 100_000_000_000, "prompt_tokens": (4, 8)}))["workload"]
+    assert "100000000000 prompts" in said
+    assert "2**31 - 1" in said
+    assert "random prompts" in check_workload(experiment(models(), workload={"prompts": 10, "prompt_tokens": (4, 8)}))

@@ -342,3 +342,18 @@ def test_sides_of_two_dtypes_are_named_in_the_headline_and_in_the_next_step(
     assert "trainer.dtype" in str(result.next)
     one, report = measured(tmp_path / "one", request(models(), axes=()))
     assert (report.two_dtypes, "two dtypes:" in one.summary, "trainer.dtype" in str(one.next)) == ("", False, False)
+
+
+@pytest.mark.usefixtures("sides_here")
+@pytest.mark.parametrize(("by", "data"), [(3.0, True), (1e-6, False)])
+def test_rows_that_are_nats_away_are_called_wrong_data_and_rounding_is_not(
+    models: Callable[..., Path], tmp_path: Path, by: float, data: bool
+) -> None:
+    def moved(row: dict[str, Any]) -> None:
+        row["logprobs"] = [value - by * (1 + k % 3) for k, value in enumerate(row["logprobs"])]
+
+    measured(tmp_path / "one", request(models(), axes=()))
+    path = rows_file(tmp_path, tmp_path / "one", moved)
+    result, report = measured(tmp_path / "two", request(models(), axes=()).model_copy(update={"rollout": str(path)}))
+    assert (report.not_numerics, report.weights) == ((), "unchecked")
+    assert ("wrong data, not kernels" in str(result.next), "needs an engine" in str(result.next)) == (data, not data)
