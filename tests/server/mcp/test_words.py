@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("strays")]
+
 
 @pytest.mark.parametrize(
     ("tool", "arguments", "words"),
