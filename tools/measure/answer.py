@@ -151,7 +151,7 @@ def _next(report: GapReport, verdict: str, source: Source) -> str:
         return "samebits diff names the operator of that side"
     if verdict == "unjudged":
         return "correct what the summary names, then samebits measure again"
-    if report.two_dtypes:
+    if report.two_dtypes and verdict == "differs":
         return f"{dtypes.NEXT}, then samebits measure again"
     if report.weights == "differ":
         return "make the weights of both sides equal (same folder, same version), then samebits measure again"
