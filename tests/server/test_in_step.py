@@ -185,7 +185,7 @@ def test_the_plugin_names_the_skill_the_server_and_the_version() -> None:
     assert (plugin["name"], plugin["version"]) == (project["name"], project["version"])
     assert all((ROOT / path / "SKILL.md").is_file() for path in plugin["skills"])
     assert [(entry["name"], entry["source"]) for entry in market["plugins"]] == [(plugin["name"], "./")]
-    assert set(market) == {"name", "owner", "plugins"}
+    assert set(market) == {"name", "description", "owner", "plugins"}
     assert servers == {"samebits": {"command": "samebits", "args": ["serve"]}}
     assert servers["samebits"]["command"] in project["scripts"]
     assert servers["samebits"]["args"][0] in commands()
