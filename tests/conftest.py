@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,3 +60,26 @@ def lacking() -> Callable[..., None]:
         pytest.skip(f"not run: {reason}")
 
     return say
+
+
+MOUNT = 'mount -t tmpfs -o "size=$0k" tmpfs "$1" || exit 77; cd "$1"; shift; exec "$@"'
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, lacking: Callable[..., None]) -> Callable[..., str]:
+    """small_disk(kib, *command): what a command prints in `tmp_path/disk`, a real file system of that size."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def run(kib: int, *command: str) -> str:
+        for own in ("-Urm", "-m"):  # the second where no user namespaces are given, to root
+            whole = ["unshare", own, "sh", "-c", MOUNT, str(kib), str(disk), *command]
+            done = subprocess.run(whole, capture_output=True, text=True)
+            if not (none := done.returncode == 77 or "unshare" in done.stderr):
+                break
+        if none:
+            lacking(f"no file system of its own can be made here: {done.stderr.strip()}")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run

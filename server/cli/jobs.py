@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from samebits.server.jobs import folder as job_folder
-from samebits.server.jobs import launch
 from samebits.server.jobs import resume as resuming
 from samebits.server.jobs.index import Index, Row
 from samebits.server.jobs.links import JOBS, of_path
@@ -105,10 +104,11 @@ def resume(
     """Carry out once more, in a new folder, what a job was asked that was interrupted, failed, cancelled or timed out.
     A gate keeps its verdicts, a loop its checkpoints."""
     from samebits.server.cli import show
+    from samebits.server.cli.common import job_folder as new_folder
 
     index, row = find(job)
     request = resuming.again(row, index.folder(row.id))
-    folder = (out or launch.new_folder(JOBS, request.kind)).resolve()
+    folder = new_folder(request, out)
     running = start(request, folder)
     resuming.note(folder, row.id)
     outcome = show.follow(running, quiet=as_json)

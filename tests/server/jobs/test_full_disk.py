@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-MOUNT = 'mount -t tmpfs -o size=512k tmpfs "$0" || exit 77; cd "$0"; exec "$@"'
-COLLECT = """import json, sqlite3, sys, time
+FILL = """import json, sys
 from pathlib import Path
+def fill():
+    try:
+        with Path("junk").open("ab", 0) as file:
+            while True:
+                file.write(b"x" * 4096)
+    except OSError:
+        pass
+"""
+COLLECT = (
+    FILL
+    + """
+import sqlite3, time
 from samebits.server.jobs.gc import collect
 from samebits.server.jobs.index import FILE, Index
 root, listed = Path(".samebits/jobs").resolve(), sys.argv[1] == "listed"
@@ -26,12 +36,7 @@ made("20260101-000000-measure-a", 200_000)
 if listed:
     Index(root).close()
 made("20260101-000001-measure-b", 10_000)
-try:
-    with Path("junk").open("wb", 0) as file:
-        while True:
-            file.write(b"x" * 4096)
-except OSError:
-    pass
+fill()
 try:
     connection = sqlite3.connect(root / FILE, isolation_level=None)
     connection.execute("CREATE TABLE control (x)")
@@ -41,11 +46,7 @@ except sqlite3.OperationalError as error:
 connection.close()
 if not listed:
     (root / FILE).unlink()
-    with Path("junk").open("ab", 0) as file:
-        try:
-            file.write(b"x" * 4096)
-        except OSError:
-            pass
+    fill()
 rounds = []
 for _ in range(2):
     index = Index(root)
@@ -55,18 +56,9 @@ for _ in range(2):
 left = sorted(path.name for path in root.iterdir() if path.is_dir())
 print(json.dumps([said, rounds, left, [row.id for row in Index(root).rows()]]))
 """
+)
 
 
-FILL = """import json, sys
-from pathlib import Path
-def fill():
-    try:
-        with Path("junk").open("ab", 0) as file:
-            while True:
-                file.write(b"x" * 4096)
-    except OSError:
-        pass
-"""
 SUBMIT = (
     FILL
     + """
@@ -85,20 +77,10 @@ print(json.dumps([told, [path.name for path in Path("jobs").iterdir()]]))
 )
 
 
-def on_a_small_disk(folder: Path, *command: str) -> str:
-    """What a command prints that runs on a file system of 512 KiB."""
-    folder.mkdir()
-    run = subprocess.run(["unshare", "-Urm", "sh", "-c", MOUNT, str(folder), *command], capture_output=True, text=True)
-    if run.returncode == 77 or "unshare" in run.stderr:
-        pytest.skip(f"not run: no file system of its own can be made here: {run.stderr.strip()}")
-    assert run.returncode == 0, run.stderr
-    return run.stdout
-
-
 @pytest.mark.parametrize("index", ["listed", "unlisted"])
-def test_gc_makes_room_on_a_full_disk_and_runs_again(index: str, tmp_path: Path) -> None:
+def test_gc_makes_room_on_a_full_disk_and_runs_again(index: str, small_disk: Callable[..., str]) -> None:
     """`unlisted`: there is not even an index, and no room to make one."""
-    said, rounds, left, listed = json.loads(on_a_small_disk(tmp_path / "disk", sys.executable, "-c", COLLECT, index))
+    said, rounds, left, listed = json.loads(small_disk(512, sys.executable, "-c", COLLECT, index))
     assert "full" in said, "the control: the list cannot be written"
     assert rounds[0][0] == ["20260101-000000-measure-a"]
     assert rounds[0][1] > 200_000
@@ -107,8 +89,8 @@ def test_gc_makes_room_on_a_full_disk_and_runs_again(index: str, tmp_path: Path)
     assert listed == left
 
 
-def test_a_request_that_finds_no_room_leaves_no_folder(tmp_path: Path) -> None:
-    told, left = json.loads(on_a_small_disk(tmp_path / "disk", sys.executable, "-c", SUBMIT))
+def test_a_request_that_finds_no_room_leaves_no_folder(small_disk: Callable[..., str]) -> None:
+    told, left = json.loads(small_disk(512, sys.executable, "-c", SUBMIT))
     assert len(told) == 1, "the control: there was room before"
     assert "No space left on device. Next: check the path and the disk" in told[0]
     assert left == ["before"]

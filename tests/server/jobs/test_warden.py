@@ -297,22 +297,12 @@ print(running.outcome().model_dump_json())
 
 @pytest.mark.parametrize("do", ["full", "sleep"])
 def test_a_disk_that_fills_up_under_a_job_is_one_clear_failure(
-    do: str, asked: Asked, tmp_path: Path, lacking: Callable[..., None]
+    do: str, asked: Asked, tmp_path: Path, small_disk: Callable[..., str]
 ) -> None:
     """The job's folder is on a real file system of 256 KiB; `sleep` is the control that has room there."""
-    disk, request = tmp_path / "disk", tmp_path / "request.json"
-    disk.mkdir()
+    request = tmp_path / "request.json"
     request.write_text(asked(do).model_dump_json())
-    mount = 'mount -t tmpfs -o size=256k tmpfs "$0" || exit 77; exec "$@"'
-    command = [sys.executable, "-c", FULL, str(request), str(disk)]
-    for own in ("-Urm", "-m"):  # the second where no user namespaces are given, to root
-        run = subprocess.run(["unshare", own, "sh", "-c", mount, str(disk), *command], capture_output=True, text=True)
-        if not (none := run.returncode == 77 or "unshare" in run.stderr):
-            break
-    if none:
-        lacking(f"no file system of its own can be made here: {run.stderr.strip()}")
-    assert run.returncode == 0, run.stderr
-    outcome = json.loads(run.stdout)
+    outcome = json.loads(small_disk(256, sys.executable, "-c", FULL, str(request), str(tmp_path / "disk")))
     if do == "sleep":
         assert outcome["state"] == "succeeded"
     else:
