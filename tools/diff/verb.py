@@ -103,9 +103,20 @@ def _diff(request: DiffRequest, job: Job, asker: Asker, configured: Compiled | N
     if not (seen.stop or gap.exact):
         return _localise(request, job, asker, data, found_anchors, layers, (first_r, first_t), seen)
     outcome, summary = _unlocalised(seen, gap, len(layers))
-    manifest = DivergenceManifest(
+    return _finish(job, asker, _unproven(asker, outcome, gap, seen, layers), summary, next_step=seen.next)
+
+
+def _unproven(
+    asker: Asker,
+    outcome: Identical | Diverged | Incomparable,
+    gap: GapStats,
+    seen: Before,
+    layers: tuple[tuple[str, int, int], ...],
+) -> DivergenceManifest:
+    """Where no work list was proved: the whole gap stays unexplained."""
+    return DivergenceManifest(
         outcome=outcome,
-        work=(),
+        work=(outcome.first,) if isinstance(outcome, Diverged) else (),
         gap=gap,
         unexplained=gap,
         compared=len(layers),
@@ -114,7 +125,6 @@ def _diff(request: DiffRequest, job: Job, asker: Asker, configured: Compiled | N
         before=seen.said,
         layers=layers,
     )
-    return _finish(job, asker, manifest, summary, next_step=seen.next)
 
 
 def _not_itself(
@@ -133,17 +143,7 @@ def _not_itself(
     else:
         outcome = Diverged(first=item)
         said += f"First at fault: {item.kind} {item.between}, {item.cause.name}: {item.cause.why}."
-    manifest = DivergenceManifest(
-        outcome=outcome,
-        work=(item,) if item else (),
-        gap=gap,
-        unexplained=gap,
-        compared=len(layers),
-        not_compared=(),
-        passes=asker.passes,
-        before=seen.said,
-        layers=layers,
-    )
+    manifest = _unproven(asker, outcome, gap, seen, layers)
     following = f"replace {item.between} on the {role} side, then samebits diff again" if item else seen.next
     return _finish(job, asker, manifest, f"{said} The sides were not compared.", next_step=following)
 
