@@ -202,11 +202,22 @@ def test_a_process_that_no_signal_ends_keeps_the_slot_and_is_named(
 def test_the_warden_counts_memory_as_the_sandbox_does(do: str, asked: Asked, tmp_path: Path, eventually: Any) -> None:
     folder = tmp_path / "jobs" / "one"
     running = launch.start(asked(do, 100), folder, python=asked(do).experiment.pool.worker_python)
-    eventually(lambda: (folder / "worker.json").exists())
-    pid = json.loads((folder / "worker.json").read_text())["worker"]
-    eventually(lambda: memory_bytes([pid]) >= 100 << 20)
-    assert memory_bytes([pid]) == processes.memory_bytes({pid})
-    running.stop()
+    try:
+        eventually(lambda: (folder / "worker.json").exists())
+        pid = json.loads((folder / "worker.json").read_text())["worker"]
+        eventually(lambda: memory_bytes([pid]) >= 100 << 20)
+        os.kill(pid, signal.SIGSTOP)  # it still grows: between the two readings it must not
+        eventually(lambda: is_stopped(pid))
+        assert memory_bytes([pid]) == processes.memory_bytes({pid})
+        os.kill(pid, signal.SIGCONT)
+    finally:
+        running.stop()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether no thread of it runs any more."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
 
 STAGES = {
