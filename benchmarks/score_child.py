@@ -60,9 +60,9 @@ def main() -> None:
     options = parser.parse_args()
     from transformers import AutoModelForCausalLM
 
-    from samebits.kernels.adapters.proved import Standing
-    from samebits.kernels.adapters.trainer import Trainer
+    from samebits.kernels.adapters.setup.proved import Standing
     from samebits.kernels.adapters.transformers.engine import patch
+    from samebits.kernels.adapters.transformers.trainer import Trainer
 
     model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16).to(options.device).eval()
     # What patch_trainer returns; it has no table "samebits" on a CPU, where this script is tried out.

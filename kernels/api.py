@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samebits.kernels.adapters import proved, settings
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.setup import proved, settings
 
 if TYPE_CHECKING:
-    from samebits.kernels.adapters.trainer import Trainer
+    from samebits.kernels.adapters.transformers.trainer import Trainer
 
 __all__ = ["PatchError", "engine_options", "patch_trainer"]
 
@@ -76,8 +76,8 @@ def patch_trainer(
         roles: role -> table name or Operator, on top of the table.
 
     Returns:
-        A `Trainer` (`adapters/trainer.py`): `score(prompt_ids, sampled_ids)`, `push(llm)`, `lines`, `read_back()`,
-        `undo()`.
+        A `Trainer` (`adapters/transformers/trainer.py`): `score(prompt_ids, sampled_ids)`, `push(llm)`, `lines`,
+        `read_back()`, `undo()`.
 
     Raises:
         PatchError: the model is outside what the operators take, or a set-up other than the locked one.
@@ -87,8 +87,8 @@ def patch_trainer(
     settings.put(found)
     asked = {"kernels": kernels, "dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
     standing = proved.compare("trainer", asked, lock, allow_unproven)
-    from samebits.kernels.adapters.trainer import Trainer
     from samebits.kernels.adapters.transformers.engine import patch
+    from samebits.kernels.adapters.transformers.trainer import Trainer
 
     table: Any = kernels if roles is None else {"*": kernels, **roles}
     return Trainer(patch(model, table, families=families), standing)

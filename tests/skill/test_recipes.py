@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.kernels.adapters import support
+from samebits.kernels.adapters.tables import support
 
 RECIPES = Path(__file__).resolve().parents[2] / "skill/recipes"
 CLASSES = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.kernels.adapters.settings import DEFAULT
+from samebits.kernels.adapters.setup.settings import DEFAULT
 from samebits.tools.demo.exact import Proven, exact_and_update, find_planted_ulp
 from samebits.tools.diff.triggers import TRIGGERS
 from samebits.tools.diff.verb import run_diff

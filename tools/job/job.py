@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from samebits.kernels.adapters import machine
+from samebits.kernels.adapters.setup import machine
 from samebits.tools.schema.results import Event
 from samebits.tools.sides.session import Deadline, Session
 

@@ -204,7 +204,7 @@ def _class(model: str) -> str:
 
 def _support(config: Trainer, model: str, device: Literal["cpu", "cuda"]) -> str:
     """What docs/support.md says of this model under the trainer's table, and under "vllm" for a stock trainer."""
-    from samebits.kernels.adapters import support
+    from samebits.kernels.adapters.tables import support
     from samebits.tools.sides.vllm import hooks
 
     asked = config.kernels if isinstance(config.kernels, str) else "none"

@@ -114,7 +114,7 @@ def check_sides(text: str, sides: Sequence[str], what: str) -> None:
 
 
 def check_claims(text: str, sides: Sequence[str], candidate: Candidate, what: str) -> None:
-    """Refuse a candidate that the patch engine would refuse at start-up (kernels/adapters/candidates.py).
+    """Refuse a candidate that the patch engine would refuse at start-up (kernels/adapters/tables/candidates.py).
 
     Raises:
         UserError: it does not claim a side's dtype, or the device that the file names.

@@ -106,7 +106,7 @@ def engine_arguments(
         from samebits.kernels.api import engine_options
 
         return engine_options(device=device, kernels=kernels, **(own | dict(rollout.engine) | more))
-    from samebits.kernels.adapters import cpu_isa
+    from samebits.kernels.adapters.setup import cpu_isa
 
     cpu_isa.apply()
     stock = {

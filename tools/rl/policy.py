@@ -161,7 +161,7 @@ class Policy:
         """All weights into the live engine, its cached prefixes forgotten."""
         if self.patched is not None:
             return list(self.patched.push(llm))
-        from samebits.kernels.adapters.vllm_push import push
+        from samebits.kernels.adapters.vllm.push import push
 
         return push(llm, self.side.module)
 

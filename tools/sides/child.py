@@ -84,7 +84,7 @@ def carry_out(side: Side | None, command: Command) -> tuple[Side | None, Done]:
 def warm(libraries: list[str]) -> None:
     """Import what this side will need. What fails here fails again, and is answered, when the side is opened."""
     with suppress(Exception):
-        from samebits.kernels.adapters import cpu_isa
+        from samebits.kernels.adapters.setup import cpu_isa
 
         cpu_isa.apply()
         if "transformers" in libraries:

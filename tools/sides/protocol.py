@@ -114,7 +114,7 @@ def load(command: Open) -> Side:
     Raises:
         UserError: unknown kind, missing package or model folder.
     """
-    from samebits.kernels.adapters import cpu_isa
+    from samebits.kernels.adapters.setup import cpu_isa
 
     cpu_isa.apply()
     kind = command.config.side

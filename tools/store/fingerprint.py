@@ -8,7 +8,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from samebits.kernels.adapters import machine
+from samebits.kernels.adapters.setup import machine
 from samebits.tools.schema.artifacts.base import Environment
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.operators import Facts
+from samebits.kernels.adapters.tables.operators import Facts
 from samebits.kernels.adapters.transformers.roles import Family, Role
 
 ASKED: dict[str, tuple[Any, str]] = {

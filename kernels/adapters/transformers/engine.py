@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from samebits.kernels.adapters.operators import Operator, RoleName, build
+from samebits.kernels.adapters.tables.operators import Operator, RoleName, build
 from samebits.kernels.adapters.transformers import checks, forwards
 from samebits.kernels.adapters.transformers.roles import PLAYED, Family, Role, family_of
 

@@ -14,8 +14,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.operators import Operator, RoleName
-from samebits.kernels.adapters.pack import PLAIN, Pack, read
+from samebits.kernels.adapters.tables.operators import Operator, RoleName
+from samebits.kernels.adapters.tables.pack import PLAIN, Pack, read
 
 CHECKPOINT = "turn it off and call checkpoint() of what patched the model"
 Forward = Callable[..., Any]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.operators import RoleName
+from samebits.kernels.adapters.tables.operators import RoleName
 
 Kind = Literal["embedding", "layer", "norm", "attention", "linear", "mlp", "router", "experts", "head", "kept"]
 PLAYED: dict[Kind, tuple[RoleName, ...]] = {

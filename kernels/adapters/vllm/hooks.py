@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.vllm_hooks import Hooks, match
+from samebits.kernels.adapters.tables.vllm_hooks import Hooks, match
 
 _LAYERS = "vllm.model_executor.layers"
 COMMON: Hooks = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from samebits.kernels.adapters import limits
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.rotary_table import rotary_table
+from samebits.kernels.adapters.tables import limits
+from samebits.kernels.adapters.tables.rotary_table import rotary_table
 from samebits.kernels.adapters.vllm import switch
 from samebits.kernels.ops.attention.layout import uncovered
 

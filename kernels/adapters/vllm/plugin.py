@@ -76,7 +76,7 @@ def _compare(config: Any) -> None:
     Raises:
         PatchError: a set-up other than the locked one.
     """
-    from samebits.kernels.adapters import proved
+    from samebits.kernels.adapters.setup import proved
 
     if not os.environ.get(proved.VARIABLE) or os.environ.get(REQUEST) or "rollout" in proved.COMPARED:
         return

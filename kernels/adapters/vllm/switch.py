@@ -20,7 +20,7 @@ VARIABLE = "SAMEBITS_KERNELS"
 TABLE = "samebits"
 KEY = "samebits_kernels"
 ROOT = Path(__file__).resolve().parent.parent.parent
-SOURCES = ("contract_version.py", "ops", "adapters/vllm", "adapters/rotary_table.py")
+SOURCES = ("contract_version.py", "ops", "adapters/vllm", "adapters/tables/rotary_table.py")
 
 
 @cache

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from samebits.kernels.adapters.operators import Operator
+from samebits.kernels.adapters.tables.operators import Operator
 from samebits.kernels.adapters.transformers.checkpoint import checkpoint_tensors
 from samebits.kernels.adapters.transformers.engine import Patched, patch
 from samebits.kernels.adapters.transformers.roles import Family

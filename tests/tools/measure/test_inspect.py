@@ -50,7 +50,7 @@ def test_an_experiment_that_can_run_has_no_failing_row(models: Callable[..., Pat
 
 @pytest.mark.vllm
 def test_support_of_this_model_is_the_row_of_the_page(models: Callable[..., Path]) -> None:
-    from samebits.kernels.adapters import support
+    from samebits.kernels.adapters.tables import support
 
     def said(**trainer: Any) -> str:
         rows = {row["check"]: row["detail"] for row in look.look(experiment(models(), trainer=trainer))}

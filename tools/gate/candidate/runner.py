@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 
-from samebits.kernels.adapters import machine
+from samebits.kernels.adapters.setup import machine
 from samebits.kernels.candidate import Candidate, describe, digest_of
 from samebits.kernels.contract_version import CONTRACT_VERSION
 from samebits.kernels.registry import OPERATORS, operator

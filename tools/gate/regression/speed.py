@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from samebits.kernels.adapters import settings
+from samebits.kernels.adapters.setup import settings
 from samebits.tools.job.job import device_of
 from samebits.tools.schema.artifacts.regression import NoThroughput, Rate, Throughput
 from samebits.tools.schema.errors import UserError

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.kernels.adapters import machine, proved
+from samebits.kernels.adapters.setup import machine, proved
 from samebits.tools.job.job import device_of
 from samebits.tools.sides.environment import variables
 

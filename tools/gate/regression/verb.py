@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, cast, get_args
 
-from samebits.kernels.adapters import settings
+from samebits.kernels.adapters.setup import settings
 from samebits.tools.gate.regression import (
     engine_axes,
     judge,

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from samebits.kernels.adapters import machine
+from samebits.kernels.adapters.setup import machine
 from samebits.kernels.contract_version import CONTRACT_VERSION
 from samebits.tools.gate.regression import judge
 from samebits.tools.report import gate as page

@@ -251,8 +251,8 @@ class Lock(Model):
     settings: dict[str, dict[str, str]]
     """By section: what of samebits.toml the bits depend on."""
     proved: dict[str, dict[str, str]]
-    """By role: what the adapters compare at start-up (kernels/adapters/proved.py): contract version, digest of the
-    kernels, machine, driver, packages, variables."""
+    """By role: what the adapters compare at start-up (kernels/adapters/setup/proved.py): contract version, digest of
+    the kernels, machine, driver, packages, variables."""
     engine_sets: dict[str, str] = {}
     """Variables that the engine set in its own process beyond those it was started with. A training loop that has one
     in its process has them too."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.kernels.adapters import machine
+from samebits.kernels.adapters.setup import machine
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.protocol import Scores, Side
 from samebits.tools.sides.scoring.batches import Batch, cut

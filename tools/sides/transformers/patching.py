@@ -22,7 +22,7 @@ def install(module: Any, kernels: Kernels) -> Any:
     from samebits.kernels.adapters.errors import PatchError
 
     try:
-        from samebits.kernels.adapters.candidates import roles
+        from samebits.kernels.adapters.tables.candidates import roles
         from samebits.kernels.adapters.transformers.engine import patch
 
         return patch(module, kernels if isinstance(kernels, str) else roles(kernels))
@@ -45,7 +45,7 @@ def foresee(folder: Path, table: str, dtype: str, device: Literal["cpu", "cuda"]
     from transformers import AutoConfig
 
     from samebits.kernels.adapters.errors import PatchError
-    from samebits.kernels.adapters.support import refusal
+    from samebits.kernels.adapters.tables.support import refusal
     from samebits.kernels.adapters.transformers import checks
 
     config = AutoConfig.from_pretrained(folder)

@@ -6,7 +6,7 @@ import os
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from samebits.kernels.adapters import machine
+from samebits.kernels.adapters.setup import machine
 from samebits.tools.sides.vllm import hooks
 from samebits.tools.sides.vllm.install import runner_of
 

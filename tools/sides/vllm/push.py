@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samebits.kernels.adapters import vllm_push
+from samebits.kernels.adapters.vllm import push as vllm_push
 from samebits.tools.schema.errors import UserError
 from samebits.tools.sides.model_folder import check_safetensors
 from samebits.tools.sides.scoring.views import weight_view

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.kernels.adapters import proved
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.setup import proved
 from samebits.kernels.adapters.vllm import install, plugin
 
 CONFIG: Any = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.bfloat16))

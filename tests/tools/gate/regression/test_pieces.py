@@ -335,8 +335,8 @@ def test_a_side_that_was_not_asked_proves_nothing(gated: Callable[..., Any], tmp
 def test_the_adapters_take_the_lock_of_a_green_gate_and_refuse_it_elsewhere(
     gated: Callable[..., Any], tmp_path: Path
 ) -> None:
-    from samebits.kernels.adapters import proved
     from samebits.kernels.adapters.errors import PatchError
+    from samebits.kernels.adapters.setup import proved
 
     result, _ = gated(axes=("repeat", "trainer_rollout"))
     path = tmp_path / result.ids["lock"]
@@ -351,7 +351,7 @@ def test_the_adapters_take_the_lock_of_a_green_gate_and_refuse_it_elsewhere(
 
 
 def test_the_gates_environment_is_that_of_the_public_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from samebits.kernels.adapters import proved, settings
+    from samebits.kernels.adapters.setup import proved, settings
     from samebits.tools.gate.regression import subject
     from samebits.tools.sides.tiny_experiment import experiment_for
 

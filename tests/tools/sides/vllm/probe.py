@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from samebits.kernels.adapters import cpu_isa
+from samebits.kernels.adapters.setup import cpu_isa
 from samebits.tools.schema.experiment import Rollout, Workload
 from samebits.tools.schema.passes import How, Open
 from samebits.tools.schema.sites import CapturePlan

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from samebits.kernels.adapters import settings
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.setup import settings
 
 
 def test_on_cpu_the_engine_as_it_is_and_on_cuda_the_library() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from samebits.kernels.adapters.pack import Pack
+from samebits.kernels.adapters.tables.pack import Pack
 
 
 def linear(

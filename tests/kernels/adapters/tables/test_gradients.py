@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from samebits.kernels.adapters.operators import Operator
+from samebits.kernels.adapters.tables.operators import Operator
 from samebits.kernels.adapters.transformers.engine import patch
 from samebits.tools.sides.protocol import Sequence
 from samebits.tools.sides.transformers.tiny import write_tiny
@@ -92,7 +92,7 @@ def test_no_parameter_loses_gradient_against_stock(family: Any, packed: Any, tmp
 def test_no_parameter_of_an_moe_loses_gradient_with_its_routing_replayed(packed: Any, tmp_path: Path) -> None:
     from vllm.model_executor.layers.fused_moe.router.cpu_router import _softmax_topk
 
-    from samebits.kernels.adapters import stock as plain
+    from samebits.kernels.adapters.tables import stock as plain
 
     folder = write_tiny(tmp_path / "moe", "qwen3_moe")
     error: dict[str, dict[str, float]] = {}
@@ -112,7 +112,7 @@ def test_the_gradient_in_float32_is_stocks(packed: Any, tmp_path: Path) -> None:
 
 
 def test_a_wrong_backward_is_seen(packed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from samebits.kernels.adapters import backward
+    from samebits.kernels.adapters.tables import backward
 
     monkeypatch.setattr(backward, "rotary", lambda grad, table_PE, pack: grad)
     folder = write_tiny(tmp_path / "qwen3", "qwen3")

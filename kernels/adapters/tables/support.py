@@ -1,7 +1,7 @@
 """What is known of each model family: exact, measured, not yet run, or refused, by dtype and phase.
 
 Built from the role lists, the limits of the tables and recorded.toml; loads neither torch nor vLLM. `inspect` answers
-by it and docs/support.md is its page: `python -m samebits.kernels.adapters.support > docs/support.md`.
+by it and docs/support.md is its page: `python -m samebits.kernels.adapters.tables.support > docs/support.md`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.limits import LIMITS, Device
+from samebits.kernels.adapters.tables.limits import LIMITS, Device
 from samebits.kernels.adapters.transformers.roles import FAMILIES, family_of
 
 Status = Literal["exact", "measured", "not yet", "refused"]
@@ -33,7 +33,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 RECORDED = Path(__file__).with_name("recorded.toml")
 HEAD = """# What is supported
 
-Made from the code: `python -m samebits.kernels.adapters.support > docs/support.md`. `samebits inspect` (the tool
+Made from the code: `python -m samebits.kernels.adapters.tables.support > docs/support.md`. `samebits inspect` (the tool
 `inspect_setup`) answers the same for your model.
 
 - **exact**: run, and no token of the number given had other bits.
@@ -189,7 +189,7 @@ def page() -> str:
     parts += [f"- **{NAMES.get(name, name)}**: {meaning}." for name, meaning in PHASES.items()]
     pages = sorted({run.page.removeprefix("docs/") for run in runs()})
     links = ", ".join(f"[{name}]({name})" for name in pages)
-    parts.append(f"\nWhere the figures come from: {links}; the entries are in kernels/adapters/recorded.toml.")
+    parts.append(f"\nWhere the figures come from: {links}; the entries are in kernels/adapters/tables/recorded.toml.")
     return "\n".join(parts) + "\n"
 
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from vllm import _custom_ops as ops
 
-from samebits.kernels.adapters import backward
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.pack import Pack
+from samebits.kernels.adapters.tables import backward
+from samebits.kernels.adapters.tables.pack import Pack
 
 VOCABULARY_MULTIPLE = 64
 """vLLM pads lm_head to this many rows."""

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.operators import Facts
-from samebits.kernels.adapters.rotary_table import rotary_table
-from samebits.kernels.adapters.samebits_ops import check, embedding, float32_head
+from samebits.kernels.adapters.tables.operators import Facts
+from samebits.kernels.adapters.tables.rotary_table import rotary_table
+from samebits.kernels.adapters.tables.samebits_ops import check, embedding, float32_head
 from samebits.kernels.adapters.transformers.engine import patch
 from samebits.kernels.registry import operator
 from samebits.tools.sides.transformers.tiny import write_tiny

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from samebits.kernels.adapters.operators import Facts, Operator, RoleName, Table
-from samebits.kernels.adapters.pack import Pack
+from samebits.kernels.adapters.tables.operators import Facts, Operator, RoleName, Table
+from samebits.kernels.adapters.tables.pack import Pack
 
 
 def norm(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.kernels.adapters.settings import Settings
+from samebits.kernels.adapters.setup.settings import Settings
 from samebits.kernels.adapters.vllm import switch
 
 SETTINGS = Settings(

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from samebits.kernels.adapters import limits
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.operators import Facts, Operator, RoleName, Table, accept
-from samebits.kernels.adapters.pack import Pack
-from samebits.kernels.adapters.rotary_table import rotary_table
+from samebits.kernels.adapters.tables import limits
+from samebits.kernels.adapters.tables.operators import Facts, Operator, RoleName, Table, accept
+from samebits.kernels.adapters.tables.pack import Pack
+from samebits.kernels.adapters.tables.rotary_table import rotary_table
 from samebits.kernels.ops.attention.layout import uncovered
 from samebits.kernels.ops.attention_varlen.op import attention_varlen
 from samebits.kernels.ops.embedding import op as embedding_op

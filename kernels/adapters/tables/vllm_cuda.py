@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from vllm import envs, ir
 from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
 
-from samebits.kernels.adapters import backward, limits, stock
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.operators import Facts, Operator, Table, accept
-from samebits.kernels.adapters.pack import Pack
-from samebits.kernels.adapters.rotary_table import vllm_table
-from samebits.kernels.adapters.vllm_logprob import logprob_v1, logprob_v2
-from samebits.kernels.adapters.vllm_shared import Rotary, check_head_size, head, pages
+from samebits.kernels.adapters.tables import backward, limits, stock
+from samebits.kernels.adapters.tables.operators import Facts, Operator, Table, accept
+from samebits.kernels.adapters.tables.pack import Pack
+from samebits.kernels.adapters.tables.rotary_table import vllm_table
+from samebits.kernels.adapters.tables.vllm_logprob import logprob_v1, logprob_v2
+from samebits.kernels.adapters.tables.vllm_shared import Rotary, check_head_size, head, pages
 
 BLOCK = 16
 """Tokens of a KV block: vLLM's default on CUDA."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.rotary_table import rotary_table, vllm_table
+from samebits.kernels.adapters.tables.rotary_table import rotary_table, vllm_table
 
 pytestmark = pytest.mark.vllm
 
@@ -32,7 +32,7 @@ def test_the_logprob_of_v1_has_the_bits_and_the_gradient_of_log_softmax(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    from samebits.kernels.adapters.vllm_logprob import logprob_v1
+    from samebits.kernels.adapters.tables.vllm_logprob import logprob_v1
 
     torch.manual_seed(0)
     logits = (torch.randn(5, 300) * 3).bfloat16()
@@ -54,7 +54,7 @@ def test_the_logprob_of_v1_has_the_bits_and_the_gradient_of_log_softmax(
 
 
 def test_a_head_size_at_which_the_engine_itself_varies_is_refused() -> None:
-    from samebits.kernels.adapters.vllm_shared import check_head_size
+    from samebits.kernels.adapters.tables.vllm_shared import check_head_size
 
     with pytest.raises(PatchError, match=r"head size 64: .* other bits beside a longer one"):
         check_head_size(64, True)

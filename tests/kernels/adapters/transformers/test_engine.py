@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.operators import Operator
+from samebits.kernels.adapters.tables.operators import Operator
 from samebits.kernels.adapters.transformers.engine import patch
 from samebits.kernels.adapters.transformers.roles import Family, body, gated_mlp
 from samebits.tools.sides.transformers.tiny import write_tiny

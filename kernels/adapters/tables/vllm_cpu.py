@@ -19,11 +19,11 @@ from vllm.model_executor.layers.fused_moe.router.cpu_router import _softmax_topk
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, _get_attn_isa
 
-from samebits.kernels.adapters import backward, limits, stock
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.operators import Facts, Operator, Table
-from samebits.kernels.adapters.pack import Pack
-from samebits.kernels.adapters.vllm_shared import Rotary, head, logprob, pages
+from samebits.kernels.adapters.tables import backward, limits, stock
+from samebits.kernels.adapters.tables.operators import Facts, Operator, Table
+from samebits.kernels.adapters.tables.pack import Pack
+from samebits.kernels.adapters.tables.vllm_shared import Rotary, head, logprob, pages
 
 BLOCK = 128
 """Tokens of a KV block: vLLM's default on CPU."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.kernels.adapters import machine, proved
+from samebits.kernels.adapters.setup import machine, proved
 from samebits.tools.gate.candidate.runner import target_of
 from samebits.tools.job.job import device_of
 from samebits.tools.schema.errors import UserError

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from samebits.kernels.adapters import driver, proved
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.setup import driver, proved
 
 ASKED = {"kernels": "vllm", "dtype": "bfloat16"}
 
@@ -167,12 +168,16 @@ def test_what_only_an_engine_reads_is_no_matter_of_the_trainer(monkeypatch: pyte
     assert "VLLM_LOGGING_LEVEL" not in proved.fingerprint("rollout")
 
 
-def test_any_byte_of_a_kernel_changes_the_digest() -> None:
-    digest = proved.kernels_digest()
-    planted = Path(proved.__file__).parents[1] / "ops" / "planted_by_a_test.py"
-    try:
-        planted.write_text("x = 1\n")
-        assert proved.kernels_digest() != digest
-    finally:
-        planted.unlink()
-    assert proved.kernels_digest() == digest
+def test_any_byte_of_a_kernel_changes_the_digest(tmp_path: Path) -> None:
+    copy = tmp_path / "kernels"
+    shutil.copytree(proved.KERNELS, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    digest = proved.kernels_digest(copy)
+    assert digest == proved.kernels_digest()
+    planted = copy / "ops" / "planted.py"
+    planted.write_text("x = 1\n")
+    assert proved.kernels_digest(copy) != digest
+    planted.unlink()
+    assert proved.kernels_digest(copy) == digest
+    table = copy / "ops" / "linear" / "table_sm90.json"
+    table.write_text(table.read_text() + " ")
+    assert proved.kernels_digest(copy) != digest

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from samebits.kernels.adapters import samebits_ops
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.operators import Facts, Operator, RoleName
+from samebits.kernels.adapters.tables import samebits_ops
+from samebits.kernels.adapters.tables.operators import Facts, Operator, RoleName
 from samebits.kernels.candidate import Candidate, Loaded, describe, load, unclaimed
 from samebits.kernels.registry import operator
 

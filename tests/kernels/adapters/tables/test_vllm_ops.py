@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.tables.vllm_hooks import CPU, match
 from samebits.kernels.adapters.transformers.engine import patch, rotary_table
-from samebits.kernels.adapters.vllm_hooks import CPU, match
 from samebits.tools.sides.transformers.tiny import write_tiny
 
 pytestmark = pytest.mark.vllm
@@ -80,7 +80,7 @@ def test_a_first_pass_of_two_tokens_does_not_end_the_process(tmp_path: Path) -> 
 def test_the_vocabulary_is_padded_as_vllm_pads_it() -> None:
     from vllm.model_executor.layers.vocab_parallel_embedding import DEFAULT_VOCAB_PADDING_SIZE
 
-    from samebits.kernels.adapters import vllm_cpu, vllm_shared
+    from samebits.kernels.adapters.tables import vllm_cpu, vllm_shared
 
     assert vllm_shared.VOCABULARY_MULTIPLE == DEFAULT_VOCAB_PADDING_SIZE
     x_MK, weight_VK = torch.randn(5, 32), torch.randn(100, 32)

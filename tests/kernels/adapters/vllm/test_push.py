@@ -22,7 +22,7 @@ options = engine_options(device="cpu", max_model_len=128)
 import torch
 from vllm import LLM
 from transformers import AutoModelForCausalLM
-from samebits.kernels.adapters import vllm_push
+from samebits.kernels.adapters.vllm import push as vllm_push
 from samebits.kernels.adapters.transformers.checkpoint import checkpoint_tensors
 from samebits.tools.sides.vllm import weights
 from samebits.tools.sides.vllm.push import expected_views, missing

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.operators import Facts, Table
-from samebits.kernels.adapters.vllm_hooks import CPU, CUDA, match
+from samebits.kernels.adapters.tables.operators import Facts, Table
+from samebits.kernels.adapters.tables.vllm_hooks import CPU, CUDA, match
 
 
 def table(facts: Facts) -> Table:
@@ -15,12 +15,12 @@ def table(facts: Facts) -> Table:
     """
     if facts.device.type == "cpu":
         match(CPU)
-        from samebits.kernels.adapters import vllm_cpu
+        from samebits.kernels.adapters.tables import vllm_cpu
 
         return vllm_cpu.table(facts)
     if facts.device.type == "cuda":
         match(CUDA)
-        from samebits.kernels.adapters import vllm_cuda
+        from samebits.kernels.adapters.tables import vllm_cuda
 
         return vllm_cuda.table(facts)
     raise PatchError(f"device {facts.device}", 'is not one of the table "vllm"', "use cpu or cuda")

@@ -81,9 +81,9 @@ class Operator:
 Table = Mapping[RoleName, Operator]
 
 TABLES = {
-    "stock": "samebits.kernels.adapters.stock",
-    "vllm": "samebits.kernels.adapters.vllm_ops",
-    "samebits": "samebits.kernels.adapters.samebits_ops",
+    "stock": "samebits.kernels.adapters.tables.stock",
+    "vllm": "samebits.kernels.adapters.tables.vllm_ops",
+    "samebits": "samebits.kernels.adapters.tables.samebits_ops",
 }
 """Each module has `table(facts) -> Table`, freshly made, with every role."""
 

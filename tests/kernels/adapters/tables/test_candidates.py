@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from samebits.kernels.adapters.candidates import roles
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.tables.candidates import roles
 from samebits.kernels.adapters.transformers.engine import patch
 from samebits.tools.sides.transformers.tiny import write_tiny
 

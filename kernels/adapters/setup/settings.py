@@ -12,8 +12,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from samebits.kernels.adapters import cpu_isa, machine
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.setup import cpu_isa, machine
 
 Values = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ SETTINGS: dict[tuple[str, str], Settings | str] = {
     ),
     ("cuda", "vllm"): Settings(_HERE | {"VLLM_BATCH_INVARIANT": "1"}, _EAGER, _CONVENIENT),
     # A module with SETTINGS, of the adapter that puts the library's own operators under the engine.
-    ("cuda", "samebits"): "samebits.kernels.adapters.samebits_engine",
+    ("cuda", "samebits"): "samebits.kernels.adapters.vllm.options",
 }
 """(device, table) -> settings, or the module that holds them."""
 DEFAULT = {"cpu": "vllm", "cuda": "samebits"}

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.kernels.adapters import support
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.limits import LIMITS
-from samebits.kernels.adapters.operators import Facts
+from samebits.kernels.adapters.tables import support
+from samebits.kernels.adapters.tables.limits import LIMITS
+from samebits.kernels.adapters.tables.operators import Facts
 from samebits.kernels.adapters.transformers.roles import FAMILIES
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def missing(run: support.Run) -> list[str]:
@@ -31,7 +31,7 @@ def missing(run: support.Run) -> list[str]:
 
 def test_the_page_is_what_the_code_says() -> None:
     assert (ROOT / "docs/support.md").read_text() == support.page(), (
-        "run: python -m samebits.kernels.adapters.support > docs/support.md"
+        "run: python -m samebits.kernels.adapters.tables.support > docs/support.md"
     )
 
 
@@ -76,7 +76,7 @@ def test_what_was_run_on_another_engine_is_not_claimed_for_this_one() -> None:
 @pytest.mark.parametrize("table", ["vllm", "samebits"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 def test_the_tables_refuse_exactly_what_the_page_calls_refused(dtype: torch.dtype, table: str, family: str) -> None:
-    from samebits.kernels.adapters import samebits_ops, vllm_cpu
+    from samebits.kernels.adapters.tables import samebits_ops, vllm_cpu
 
     experts = {"experts": 8, "expert_width": 128} if "Moe" in family else {}
     facts = Facts(dtype, torch.device("cpu"), 256, 4, 2, 64, 1024, 2048, bias=False, rope_theta=1e4, **experts)

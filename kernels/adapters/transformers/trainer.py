@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.proved import Standing
+from samebits.kernels.adapters.setup.proved import Standing
 from samebits.kernels.adapters.transformers.engine import Patched
 
 Ids = Sequence[Sequence[int]]
@@ -82,9 +82,9 @@ class Trainer:
         """The model's weights into a live engine of this process, its cached prefixes forgotten; what was done.
 
         Raises:
-            PatchError: see `vllm_push.push`.
+            PatchError: see `adapters.vllm.push`.
         """
-        from samebits.kernels.adapters.vllm_push import push
+        from samebits.kernels.adapters.vllm.push import push
 
         return push(llm, self.patched.model)
 
