@@ -1,5 +1,5 @@
 """Collects old jobs: by age, then by size, oldest first. Spared are jobs that have not ended, proposals that wait for a
-person, and what a job that stays was made from.
+person or to be applied, and what a job that stays was made from.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from samebits.server.jobs.index import Index, Row
 
 WAITS = "its proposal waits for a person's decision"
+APPROVED = "its proposal is approved and not yet applied"
 MAKING_S = 3600.0
 """A folder without a request, this old, is what a full disk left of a job, and none that is being made."""
 
@@ -50,7 +51,7 @@ def collect(
     named with --out are their maker's: they stay.
 
     Args:
-        needed_too: also proposals that wait for a person, and what a job that stays was made from.
+        needed_too: also proposals that wait for a person or to be applied, and what a job that stays was made from.
     """
     index.adopt()
     for grave in index.root.glob(".removed-*"):
@@ -83,7 +84,9 @@ def collect(
 
 def _spared(index: Index, every: list[Row], doomed: list[str]) -> dict[str, str]:
     """Of these jobs, those that must stay, and why."""
-    spared = {job: WAITS for job in doomed if _waits(index.folder(job))}
+    applied = [row.id for row in every if row.kind == "apply" and row.state == "succeeded"]
+    used = set().union(*(_inputs(index.folder(job), index.root) for job in applied))
+    spared = {job: why for job in doomed if (why := _waits(index.folder(job), job in used))}
     staying = [row.id for row in every if row.id not in doomed] + list(spared)
     while staying:
         job = staying.pop()
@@ -94,14 +97,19 @@ def _spared(index: Index, every: list[Row], doomed: list[str]) -> dict[str, str]
     return spared
 
 
-def _waits(folder: Path) -> bool:
-    """Whether it holds a proposal that nobody has decided on."""
+def _waits(folder: Path, is_applied: bool) -> str:
+    """What the proposal that it holds, if any, waits for; empty: nothing."""
     for manifest in folder.glob("*/manifest.json"):
         with suppress(OSError, ValueError, AttributeError):
             data = manifest.read_bytes()
-            if json.loads(data).get("kind") == "proposal":
-                return not reviews.place(hashlib.sha256(data).hexdigest()).exists()
-    return False
+            if json.loads(data).get("kind") != "proposal":
+                continue
+            decision = reviews.place(hashlib.sha256(data).hexdigest())
+            if not decision.exists():
+                return WAITS
+            approved = json.loads(decision.read_bytes()).get("decision") == "approved"
+            return APPROVED if approved and not is_applied else ""
+    return ""
 
 
 def _inputs(folder: Path, root: Path) -> set[str]:
