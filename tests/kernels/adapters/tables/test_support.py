@@ -98,7 +98,7 @@ def test_a_class_without_roles_is_refused_with_the_next_step() -> None:
 
 def test_asking_loads_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom samebits.kernels.adapters import support\nsupport.page()\n"
+        "import sys\nfrom samebits.kernels.adapters.tables import support\nsupport.page()\n"
         "assert not {'torch', 'numpy', 'vllm', 'transformers', 'triton'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
