@@ -38,6 +38,7 @@ from samebits.kernels.ops.rows import RowGroup
 CUDA = torch.device("cuda")
 DENSE, LARGEST = 300, 8192
 Rows = list[dict[str, Any]]
+Task = tuple[Callable[..., Rows], tuple[Any, ...]]
 
 
 def differing(a: Tensor, b: Tensor) -> int:
@@ -159,7 +160,7 @@ def through(function: Callable[..., Tensor], args: dict[str, Any], grad: Tensor,
 
 def foreign() -> Rows:
     """A matmul that splits K keeps its bits in a process that uses the operator."""
-    x, weight = torch.randn(16, 12288, device=CUDA).bfloat16(), torch.randn(512, 12288, device=CUDA).bfloat16()
+    x, weight = torch.randn(16, 6144, device=CUDA).bfloat16(), torch.randn(2048, 6144, device=CUDA).bfloat16()
     before = functional.linear(x, weight)
     mine = linear(x, weight)
     after = functional.linear(x, weight)
@@ -211,7 +212,7 @@ def side_by_side(library: Path | None) -> Rows:
     return rows
 
 
-def guarded(task: tuple[Callable[..., Rows], tuple[Any, ...]]) -> Rows:
+def guarded(task: Task) -> Rows:
     """The rows of a task; a task that breaks gives a row that says so."""
     function, args = task
     try:
@@ -224,16 +225,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--fa3", type=Path)
+    parser.add_argument("--linear", nargs="*", help="only linear, and only these shapes, as NxK")
     parser.add_argument("--workers", type=int, default=8, help="processes that share the GPU; bits do not mind")
     options = parser.parse_args()
-    tasks: list[tuple[Callable[..., Rows], tuple[Any, ...]]] = [
+    tasks: list[Task] = [
         (foreign, ()),
         (gradients, ()),
         (side_by_side, (options.fa3,)),
     ]
     tasks += [(attention_bits, ("attention", i)) for i in range(len(attention_inputs.SHAPES))]
     tasks += [(attention_bits, ("attention_varlen", i)) for i in range(len(varlen_inputs.SHAPES))]
-    tasks += [(linear_bits, (i,)) for i in range(len(linear_inputs.SHAPES))]
+    linear_tasks: dict[str, Task] = {
+        f"{s['n']}x{s['k']}": (linear_bits, (i,)) for i, s in enumerate(linear_inputs.SHAPES)
+    }
+    tasks = [linear_tasks[name] for name in options.linear] if options.linear else [*tasks, *linear_tasks.values()]
     rows: Rows = []
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         for found in pool.imap_unordered(guarded, tasks):

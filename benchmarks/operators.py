@@ -73,13 +73,14 @@ def main() -> None:
     parser.add_argument(
         "--fa3", type=Path, help="the library of vLLM's FlashAttention 3, where vLLM itself is not installed"
     )
+    parser.add_argument("--shapes", nargs="*", help="of linear, as NxK; all by default")
     options = parser.parse_args()
     per_us = ceilings()
     print(f"copy {per_us[0] / 1e6:.2f} TB/s, bf16 product {per_us[1] / 1e6:.0f} TFLOP/s", flush=True)
     rows: list[Row] = []
     parts: dict[str, Callable[[], Any]] = {
         "attention": partial(times_attention.rows, per_us, options.fa3),
-        "linear": partial(times_linear.rows, per_us),
+        "linear": partial(times_linear.rows, per_us, options.shapes),
     }
     for name in options.only:
         for row in parts[name]():

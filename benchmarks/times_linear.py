@@ -16,10 +16,12 @@ from samebits.kernels.ops.linear import dispatch, inputs
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
-def rows(per_us: tuple[float, float]) -> Iterator[dict[str, Any]]:
-    """One row per shape and M."""
+def rows(per_us: tuple[float, float], only: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """One row per shape and M; only: shapes as NxK, all by default."""
     for shape in inputs.SHAPES:
         N, K = shape["n"], shape["k"]
+        if only and f"{N}x{K}" not in only:
+            continue
         copies = copies_for(2 * N * K, 64)
         weights = (torch.randn(copies, N, K, device="cuda") * K**-0.5).bfloat16()
         bias = torch.randn(N, device="cuda").bfloat16() if shape["bias"] else None

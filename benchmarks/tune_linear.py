@@ -2,7 +2,7 @@
 
 Every candidate must first give the contract's bits; only then is it timed, with weights cold in L2. The table is
 frozen: it is read
-at run time and never made there.
+at run time and never made there. Rows of shapes that are not tuned stay as they stand in TABLE.json, if it is there.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from samebits.kernels.ops.linear import cublaslt, inputs
-from samebits.kernels.ops.linear.triton import PLAIN, Config, chain, linear_kernel
+from samebits.kernels.ops.linear.contract import contract
+from samebits.kernels.ops.linear.dispatch import launch, parse
+from samebits.kernels.ops.linear.segments import segments
+from samebits.kernels.ops.linear.segments_triton import segments_kernel
+from samebits.kernels.ops.linear.triton import PLAIN, Config, linear_kernel
 
 EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 """Largest M of each row of the table; the last row holds for every larger M too."""
+SEGMENT_EDGES = (*EDGES[:-1], 2048, 4096)
+"""The same for shapes with segments: where one GPU is full without a program for each segment is found between."""
 NARROW = (
     *((8, 16, 512, w, s, True) for w, s in ((1, 3), (2, 3), (4, 3), (1, 4))),
     *(
@@ -90,6 +96,9 @@ SLIM = (
         (16, 16, 512, 4, 3, False),
     ),
     *(
+        (32, 16, 256, 4, 6, False),
+        (32, 16, 1024, 4, 2, False),
+        (64, 8, 512, 4, 3, False),
         (32, 8, 512, 1, 3, False),
         (32, 8, 512, 4, 4, False),
         (16, 16, 512, 4, 4, True),
@@ -122,32 +131,48 @@ def candidates(M: int, N: int) -> list[Config]:
     return [Config(*c) for c in configs]
 
 
-def compile_one(config: Config, divisible: bool) -> None:
+def entries(M: int, N: int, K: int) -> list[list[Any]]:
+    """Rows of the table worth a try, cuBLASLt's favourite first."""
+    S = segments(N, K)
+    problem = cublaslt.Problem(M, N, K, torch.bfloat16, False, 0, S)
+    algos: list[str] = []
+    try:
+        algos = cublaslt.choices(problem, 8) if M > 1 and N % 8 == 0 else []
+    except cublaslt.CublasLtError as error:
+        print("nothing of cuBLASLt:", problem, error, flush=True)
+    found: list[list[Any]] = [["cublaslt" if S == 1 else "batch", algo if i else None] for i, algo in enumerate(algos)]
+    ways = ("triton",) if S == 1 else ("split", "walk") if M >= 128 else ("split",)
+    for c in candidates(M, N):
+        tile = [c.block_m, c.block_n, c.block_k, c.warps, c.stages, int(c.swap)]
+        found += [[way, *tile] for way in ways if way != "walk" or c.block_m * c.block_n >= 4096]
+    return found
+
+
+def compile_one(config: Config, way: str, divisible: bool) -> None:
     """Fill the compile cache for one configuration."""
     pointer = torch.empty(16, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty(16, dtype=torch.float32, device="cuda") if way == "split" else pointer
     size = 4096 if divisible else 4100
+    kernel = linear_kernel if way == "triton" else segments_kernel
+    own = {"EVEN_K": True} if way == "triton" else {"WALK": way == "walk", "EARLY": way == "split"}
     try:
-        linear_kernel.warmup(
-            pointer,
-            pointer,
-            pointer,
-            pointer,
-            3,
-            size,
-            4096,
+        kernel.warmup(
+            *(pointer, pointer, pointer, out),
+            *(3, size, 4096),
+            *(() if way == "triton" else (1024,)),
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
             BLOCK_K=config.block_k,
             SWAP=config.swap,
-            EVEN_K=True,
             HAS_BIAS=False,
             PRECISION="ieee",
+            **own,
             num_warps=config.warps,
             num_stages=config.stages,
             grid=(1,),
         )
-    except Exception as error:  # a configuration that does not fit is left out by `measure` too
-        print("does not compile:", config, type(error).__name__, str(error)[:100], flush=True)
+    except Exception as error:  # a configuration that does not fit is left out by `tune` too
+        print("does not compile:", config, way, type(error).__name__, str(error)[:100], flush=True)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -161,67 +186,63 @@ def measure(calls: list[Any], replays: int = 5) -> float:
     return times[len(times) // 2]
 
 
-def tune(N: int, K: int, has_bias: bool, log: list[dict[str, Any]]) -> list[list[Any]]:
+def tune(N: int, K: int, log: list[dict[str, Any]]) -> list[list[Any]]:
     """Rows of the table for one shape."""
     copies = copies_for(2 * N * K, 64)
     weights = (torch.randn(copies, N, K, device="cuda") * K**-0.5).bfloat16()
     x_all = torch.randn(EDGES[-1], K, device="cuda").bfloat16()
-    truth = chain(x_all, weights[0], None, PLAIN)
+    truth = contract(x_all, weights[0])
     rows = []
-    for M in EDGES:
+    for M in EDGES if segments(N, K) == 1 else SEGMENT_EDGES:
         x = x_all[:M]
         used = range(copies if M <= 256 else min(copies, 4))
         default = measure([partial(functional.linear, x, weights[i]) for i in used])
-        problem = cublaslt.Problem(M, N, K, torch.bfloat16, False, 0)
-        options: dict[str, tuple[list[Any], Any]] = {}
-        algos = cublaslt.choices(problem, 8) if M > 1 and N % 8 == 0 else []
-        for rank, algo in enumerate(algos):
-            options[f"cublaslt {rank}"] = (
-                ["cublaslt", None if rank == 0 else algo],
-                partial(cublaslt.matmul, pinned=algo),
-            )
-        for c in candidates(M, N):
-            entry = ["triton", c.block_m, c.block_n, c.block_k, c.warps, c.stages, int(c.swap)]
-            options[str(entry)] = (entry, partial(chain, config=c))
-        best, found = None, {}
-        for name, (entry, function) in options.items():
+        found: dict[str, str | float] = {}
+        best: tuple[float, list[Any]] | None = None
+        for entry in entries(M, N, K):
+            call = partial(launch, parse(entry), x)
             try:
-                if not same(function(x, weights[0], None), truth[:M]):
-                    found[name] = "other bits"
+                if not same(call(weights[0], None), truth[:M]):
+                    found[str(entry)] = "other bits"
                     continue
-                us = measure([partial(function, x, weights[i], None) for i in used])
+                us = measure([partial(call, weights[i], None) for i in used])
             except Exception as error:
-                found[name] = f"{type(error).__name__}: {str(error)[:80]}"
+                found[str(entry)] = f"{type(error).__name__}: {str(error)[:80]}"
                 continue
-            found[name] = round(us, 2)
+            found[str(entry)] = round(us, 2)
             if best is None or us < best[0]:
                 best = (us, entry)
         assert best is not None, (M, N, K)
-        if (
-            best[1][0] == "cublaslt"
-            and best[1][1] is not None
-            and found.get("cublaslt 0")
-            and best[0] > 0.98 * float(found["cublaslt 0"])
-        ):
-            best = (float(found["cublaslt 0"]), ["cublaslt", None])
+        favourite = found.get(str([best[1][0], None]))
+        if len(best[1]) == 2 and isinstance(favourite, float) and best[0] > 0.98 * favourite:
+            best = (favourite, [best[1][0], None])
         ratio = default / best[0]
-        log.append(
-            {
-                "N": N,
-                "K": K,
-                "M": M,
-                "default_us": default,
-                "best_us": best[0],
-                "ratio": ratio,
-                "best": best[1],
-                "all": found,
-            }
-        )
-        print(
-            f"{N}x{K} M={M}: default {default:.2f} best {best[0]:.2f} ratio {ratio:.3f} {str(best[1])[:60]}", flush=True
-        )
+        log.append({"N": N, "K": K, "M": M, "default_us": default, "best_us": best[0], "ratio": ratio, "best": best[1]})
+        log[-1]["all"] = found
+        text = f"default {default:.2f} best {best[0]:.2f} ratio {ratio:.3f} {str(best[1])[:60]}"
+        print(f"{N}x{K} M={M}: {text}", flush=True)
         rows.append([None if EDGES[-1] == M else M, best[1]])
     return rows
+
+
+def start_of(out: Path) -> dict[str, Any]:
+    """The table as it stands; a new one where there is none or its algorithms are of another cuBLASLt."""
+    version = cublaslt.version()
+    table: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"cublaslt": version}
+    if table["cublaslt"] != version:
+        raise SystemExit(
+            f"{out} pins algorithms of cuBLASLt {table['cublaslt']}, here is {version}: tune into a new file"
+        )
+    return {"shapes": {}, "segments": {}} | table
+
+
+def text_of(table: dict[str, Any]) -> str:
+    """The file of a table, a line for each shape."""
+    parts = [
+        f'"{part}": {{\n' + ",\n".join(f'  "{k}": {json.dumps(v)}' for k, v in table[part].items()) + "\n}"
+        for part in ("shapes", "segments")
+    ]
+    return f'{{"cublaslt": {table["cublaslt"]}, {", ".join(parts)}}}\n'
 
 
 def main() -> None:
@@ -232,22 +253,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop before a new shape after this time")
     options = parser.parse_args()
     begun = time.monotonic()
-    every = [Config(*c) for c in dict.fromkeys(NARROW + MIDDLE + SLIM + WIDE)]
-    with multiprocessing.get_context("spawn").Pool(14) as pool:
-        pool.starmap(compile_one, [(c, d) for c in [PLAIN, *every] for d in (True, False)], chunksize=1)
-    print(f"compiled in {time.monotonic() - begun:.1f} s", flush=True)
     shapes = options.shapes or [f"{s['n']}x{s['k']}" for s in inputs.SHAPES]
+    counts = {name: segments(*map(int, name.split("x"))) for name in shapes}
+    table = start_of(options.out)
+    every = [PLAIN, *(Config(*c) for c in dict.fromkeys(NARROW + MIDDLE + SLIM + WIDE))]
+    ways = (["triton"] if 1 in counts.values() else []) + (["split", "walk"] if max(counts.values()) > 1 else [])
+    divisible = {int(name.split("x")[0]) % 16 == 0 for name in shapes}
+    tasks = [(c, way, d) for c in every for way in ways for d in divisible]
+    with multiprocessing.get_context("spawn").Pool(14) as pool:
+        pool.starmap(compile_one, tasks, chunksize=1)
+    print(f"compiled in {time.monotonic() - begun:.1f} s", flush=True)
     log: list[dict[str, Any]] = []
-    table: dict[str, Any] = {"cublaslt": cublaslt.version(), "shapes": {}}
     for name in shapes:
         if time.monotonic() - begun > options.seconds:
             print("out of time before", name)
             break
         N, K = map(int, name.split("x"))
-        table["shapes"][name] = tune(N, K, False, log)
+        table["shapes" if counts[name] == 1 else "segments"][name] = tune(N, K, log)
         torch.cuda.empty_cache()
-        lines = ",\n".join(f'  "{k}": {json.dumps(v)}' for k, v in table["shapes"].items())
-        options.out.write_text(f'{{"cublaslt": {table["cublaslt"]}, "shapes": {{\n{lines}\n}}}}\n', encoding="utf-8")
+        options.out.write_text(text_of(table), encoding="utf-8")
         if options.log:
             options.log.write_text(json.dumps(log), encoding="utf-8")
 

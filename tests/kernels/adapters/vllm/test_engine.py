@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from samebits.kernels.adapters.transformers.checkpoint import checkpoint_tensors
 from samebits.kernels.adapters.transformers.engine import patch
+from samebits.kernels.contract_version import CONTRACT_VERSION
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.experiment import Experiment, Rollout, Workload
 from samebits.tools.schema.passes import Generate, How, Push, Score
@@ -109,7 +110,7 @@ def test_the_side_lists_what_it_replaced_and_what_ran(live: Any) -> None:
     for operator in ("embedding", "linear", "normed_rotary", "attention", "rms_norm", "silu_mul"):
         assert f"-> samebits::{operator}" in lines
     assert "log_softmax -> samebits::logprob" in lines
-    assert "contract 2" in lines
+    assert f"contract {CONTRACT_VERSION}" in lines
 
 
 @pytest.mark.parametrize(
