@@ -81,9 +81,15 @@ class Running(Watched):
     process: subprocess.Popen[bytes]
 
     def ask_to_stop(self) -> None:
-        """Ask for the end without waiting for it."""
-        with suppress(ProcessLookupError):
-            self.process.terminate()
+        """Ask for the end without waiting for it. By the lifeline where there is one: TERM would kill a warden that has
+        just been started.
+        """
+        if self.process.stdin is None or self.process.stdin.closed:
+            with suppress(ProcessLookupError):
+                self.process.terminate()
+        else:
+            with suppress(OSError):
+                os.write(self.process.stdin.fileno(), b"x")
 
     def stop(self) -> None:
         """End the worker and everything it started: TERM to the worker, then KILL to all that is left."""

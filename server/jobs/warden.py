@@ -3,14 +3,14 @@
     python -I -S warden.py '{"folder": ..., "command": [...], ...}'     (standard input: the owner's lifeline)
 
 The owner (server or command line) holds the other end of standard input. When that closes, however the owner died, the
-worker is ended; HUP says the same. With "lifeline" false (the pool's daemon, which adopts its jobs when it is started
-anew) standard input is not looked at. With "detach" the warden leaves its parent, so that one that kills its children
-does not reach it. A folder has one warden in its life: a second one ends at once. The warden also ends the worker at a
-time or memory limit, on TERM, and when a file `cancel` appears in the job folder. It then kills what is left of the
-worker's processes (it is their subreaper, so none can slip away), and writes ended.json: {"how": "exited" | "stopped" |
-"owner_gone" | "time_limit" | "memory_limit" | "no_heartbeat", "code": int, "stuck": [[pid, its start]], "slots":
-[name], "limit_s": float, "phase": str, "disk_full": bool}. A stuck process would not die (it waits in a driver) and
-holds the slots.
+worker is ended; HUP says the same. A byte in it asks for the end as TERM does: it is heard however early it comes. With
+"lifeline" false (the pool's daemon, which adopts its jobs when it is started anew) standard input is not looked at.
+With "detach" the warden leaves its parent, so that one that kills its children does not reach it. A folder has one
+warden in its life: a second one ends at once. The warden also ends the worker at a time or memory limit, on TERM, and
+when a file `cancel` appears in the job folder. It then kills what is left of the worker's processes (it is their
+subreaper, so none can slip away), and writes ended.json: {"how": "exited" | "stopped" | "owner_gone" | "time_limit" |
+"memory_limit" | "no_heartbeat", "code": int, "stuck": [[pid, its start]], "slots": [name], "limit_s": float, "phase":
+str, "disk_full": bool}. A stuck process would not die (it waits in a driver) and holds the slots.
 Limits of a phase stand in request.json ([pool] of its experiment); the worker's events say which phase it is in.
 """
 
@@ -41,9 +41,10 @@ import json, sys, time
 
 def start(pid):
     try:
-        return open(f"/proc/{pid}/stat", errors="replace").read().rpartition(")")[2].split()[19]
+        fields = open(f"/proc/{pid}/stat", errors="replace").read().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if fields[0] in "ZX" else fields[19]
 
 while any(start(pid) == begun for pid, begun in json.loads(sys.argv[1])):
     time.sleep(1)
@@ -187,9 +188,12 @@ class Phases:
 
 
 class Warden:
-    """One worker under watch."""
+    """One worker under watch. Its process is not there before `start`."""
+
+    worker: subprocess.Popen[bytes]
 
     def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
         self.folder = Path(spec["folder"])
         self.time_limit_s: float = spec["time_limit_s"]
         self.memory_limit_bytes: int = spec["memory_limit_bytes"]
@@ -201,26 +205,30 @@ class Warden:
         """Phase ("": the whole job) and seconds of the limit that was passed."""
         self.log = Log(self.folder)
         self.part = self.folder / "ended.json.part"
+        self.started = time.monotonic()
+        self.next_memory = 0.0
+
+    def start(self) -> None:
+        """Start the worker. Whoever is to hear signals has set their handlers by now: what it starts dies with it."""
         self.reserve()
         self.output, write_end = os.pipe()
         os.set_blocking(self.output, False)
         self.worker = subprocess.Popen(
-            spec["command"],
+            self.spec["command"],
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,
             start_new_session=True,
-            pass_fds=spec["keep"],
+            pass_fds=self.keep,
             preexec_fn=die_with_parent,
         )
         os.close(write_end)
         self.started = time.monotonic()
-        self.next_memory = 0.0
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.output, selectors.EVENT_READ)
         self.exit = os.pidfd_open(self.worker.pid)
         self.selector.register(self.exit, selectors.EVENT_READ)
-        if spec["lifeline"]:
+        if self.spec["lifeline"]:
             self.selector.register(0, selectors.EVENT_READ)
 
     def reserve(self) -> None:
@@ -349,9 +357,15 @@ class Warden:
 
 
 def start_of(pid: int) -> str:
-    """When a process started, in the kernel's ticks: with the pid it names one process for good."""
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return stat.rpartition(")")[2].split()[19]
+    """When a process started, in the kernel's ticks: with the pid it names one process for good.
+
+    Raises:
+        OSError: there is none, or it has ended and nobody has asked how (in a container perhaps nobody ever does).
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        raise ProcessLookupError(pid)
+    return fields[19]
 
 
 def start_if_there(pid: int) -> str:
@@ -376,6 +390,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, warden.request_stop)
     signal.signal(signal.SIGHUP, warden.hang_up)
+    warden.start()
     pids = {"warden": os.getpid(), "warden_start": start_of(os.getpid()), "worker": warden.worker.pid}
     part = warden.folder / "worker.json.part"
     part.write_text(json.dumps(pids), encoding="utf-8")

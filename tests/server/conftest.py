@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from samebits.tools.schema.requests import MeasureRequest
 
+WAIT_S = 120.0
+"""For what comes about in a moment on a quiet machine; waited out only where it never does."""
 SCRIPT = r"""#!{python} -IS
 import ctypes, json, os, signal, subprocess, sys, time
 
@@ -43,7 +47,7 @@ def answer(summary="done", rows=(), **more):
     os.replace(folder + "/result.json.part", folder + "/result.json")
 
 
-started = time.time()
+started = time.monotonic()
 event("working", 1)
 if do == "segfault":
     ctypes.string_at(0)
@@ -53,7 +57,8 @@ elif do == "hang":
 elif do == "daemon":
     code = "import time; time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-IS", "-c", code], start_new_session=True)
-    open(folder + "/daemon", "w").write(str(child.pid))
+    open(folder + "/daemon.part", "w").write(str(child.pid))
+    os.replace(folder + "/daemon.part", folder + "/daemon")
     time.sleep(600)
 elif do == "leave":
     subprocess.Popen([sys.executable, "-IS", "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -64,7 +69,7 @@ elif do == "phases":
         kept[place] = 1
     for phase in ("open", "capture", "open"):
         event("working", phase=phase)
-        time.sleep(0.7)
+        time.sleep(600 if phase == engine.get("stay") else 0.2)
     answer()
 elif do == "full":
     with open(folder + "/junk", "wb", 0) as file:
@@ -138,7 +143,7 @@ elif do == "torn":
     open(folder + "/result.json", "w").write('{{"state": "succeeded", "res')
 else:
     time.sleep(value)
-    row = dict(started=started, ended=time.time(), pid=os.getpid(), devices=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    row = dict(started=started, ended=time.monotonic(), pid=os.getpid(), devices=os.environ.get("CUDA_VISIBLE_DEVICES"))
     answer(rows=[row])
 """
 
@@ -159,13 +164,13 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def asked(stand_in: Path) -> Callable[..., MeasureRequest]:
-    """asked(do, value=0, **pool): a request for the stand-in."""
+    """asked(do, value=0, more={}, **pool): a request for the stand-in."""
     from samebits.tools.schema.requests import MeasureRequest
 
-    def request(do: str, value: float = 0, **pool: Any) -> MeasureRequest:
+    def request(do: str, value: float = 0, more: dict[str, Any] | None = None, **pool: Any) -> MeasureRequest:
         experiment = {
             "device": "cpu",
-            "rollout": {"engine": {"do": do, "value": value}},
+            "rollout": {"engine": {"do": do, "value": value} | (more or {})},
             "pool": {"worker_python": str(stand_in)} | pool,
         }
         return MeasureRequest.model_validate({"experiment": experiment})
@@ -202,10 +207,20 @@ def alive() -> Callable[[int], bool]:
 
 
 @pytest.fixture
-def eventually() -> Callable[..., None]:
-    """eventually(condition, seconds=20): wait until it holds; fail when it never does."""
+def at_work() -> Callable[[Path], bool]:
+    """at_work(folder): whether a job's worker has begun, and its warden has said that it watches it."""
 
-    def wait(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    def begun(folder: Path) -> bool:
+        return all((folder / name).exists() for name in ("worker.json", "events.jsonl"))
+
+    return begun
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """eventually(condition): wait until it holds, however slow the machine is; fail when it never does."""
+
+    def wait(condition: Callable[[], object], seconds: float = WAIT_S) -> None:
         until = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < until, "it never came about"
@@ -229,7 +244,10 @@ def strays(tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
         return pids
 
     yield found
-    until = time.monotonic() + 15
-    while found() and time.monotonic() < until:
+    until = time.monotonic() + WAIT_S
+    while (left := found()) and time.monotonic() < until:
         time.sleep(0.05)
-    assert found() == []
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert left == []
