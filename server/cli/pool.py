@@ -19,7 +19,7 @@ from samebits.server.pool.daemon import STOP_S, Daemon
 from samebits.server.pool.spool import Spool
 from samebits.tools.schema.errors import UserError
 
-START_S = 20.0
+START_S = 60.0
 app = typer.Typer(help="The daemon that keeps jobs going beyond one client and shares GPUs.", no_args_is_help=True)
 
 

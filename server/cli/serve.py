@@ -37,7 +37,7 @@ def serve(
     read_only: Annotated[bool, typer.Option(help="Only the tools that start no engine and build nothing.")] = False,
     http: Annotated[bool, typer.Option("--http", help="Serve HTTP at /mcp, with a bearer token.")] = False,
     host: Annotated[str, typer.Option(help="Address for --http.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port for --http.", min=1, max=65535)] = 8321,
+    port: Annotated[int, typer.Option(help="Port for --http; 0: a free one.", min=0, max=65535)] = 8321,
     token_file: TokenFile = None,
     allow_hosts: AllowHosts = None,
 ) -> None:
@@ -64,8 +64,10 @@ def serve(
     from samebits.server.mcp.http import listen, security_of, serve_http, token_of
 
     token, fresh = token_of(secret)
-    security = security_of(host, port, tuple(allow_hosts or ()))
+    security_of(host, port, tuple(allow_hosts or ()))  # what it refuses is refused before the port is taken
     sockets = listen(host, port)
+    port = sockets[0].getsockname()[1]
+    security = security_of(host, port, tuple(allow_hosts or ()))
     shown = f", token {token}" if fresh else ""
     print(f"samebits: http://{host}:{port}/mcp{shown}", file=sys.stderr, flush=True)
     # uvicorn puts its own handlers in the place of `leave`: it closes its connections, then the pool.

@@ -103,7 +103,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen, one per address of the host.
+    """Sockets that listen, one per address of the host, all at one port; 0: a free one.
 
     Raises:
         UserError: no such host, or the port is taken.
@@ -125,8 +125,9 @@ def listen(host: str, port: int) -> list[socket.socket]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(address)
+            sock.bind((address[0], port, *address[2:]))
             sock.listen(BACKLOG)
+            port = sock.getsockname()[1]
         except OSError as error:
             problem = error
             sockets.pop().close()
