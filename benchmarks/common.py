@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ def linked(folder: Path, root: Path = ROOT) -> dict[str, str]:
     for name in FOLDERS:
         link = package / name
         if link.is_symlink() and link.readlink() != root / name:
-            link.unlink()
-        if not link.is_symlink():
+            link.unlink(missing_ok=True)
+        with suppress(FileExistsError):  # perhaps by another process, a moment ago
             link.symlink_to(root / name)
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {"console_scripts": project["scripts"], **project["entry-points"]}

@@ -5,6 +5,7 @@ Type checkers and the import linter read these: neither follows the mapping of a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,7 +18,7 @@ def make_links(root: Path) -> Path:
     package.mkdir(parents=True, exist_ok=True)
     for folder in FOLDERS:
         link = package / folder
-        if not link.is_symlink():
+        with suppress(FileExistsError):  # perhaps by another process, a moment ago
             link.symlink_to(Path("..", "..", folder), target_is_directory=True)
     return package.parent
 

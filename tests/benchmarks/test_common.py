@@ -78,8 +78,8 @@ def test_a_model_is_written_once_and_another_in_its_place_is_refused(common: dic
         common["write_model"](folder, "tiny", "cpu", env, 1)
 
 
-def test_any_command_runs_linked() -> None:
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+def test_any_command_runs_linked(tmp_path: Path) -> None:
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"TMPDIR": str(tmp_path)}
     command = [sys.executable, "benchmarks/linked.py", sys.executable, "-S", "-c", ASK]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -90,7 +90,7 @@ def test_any_command_runs_linked() -> None:
     assert "rollout" in helped.stdout
 
 
-def test_what_runs_linked_hears_ctrl_c_also_in_the_background_of_a_shell() -> None:
+def test_what_runs_linked_hears_ctrl_c_also_in_the_background_of_a_shell(tmp_path: Path) -> None:
     ask = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"]
 
     def heard(*before: str) -> str:
@@ -99,7 +99,8 @@ def test_what_runs_linked_hears_ctrl_c_also_in_the_background_of_a_shell() -> No
             "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
         )
         command = [sys.executable, "-c", deaf, *before, *ask]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        env = os.environ | {"TMPDIR": str(tmp_path)}
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout.strip()
 
     assert heard() == "False", "the control"
     assert heard(sys.executable, "benchmarks/linked.py") == "True"
