@@ -1,17 +1,22 @@
-"""What holds for every test: quiet and offline children, one thread each, and markers that follow the machine."""
+"""What holds for every test: quiet and offline children, one thread each, markers that follow the machine, and nothing
+of a failed test that could fail another one.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator, Iterator
 
 # Before any test module imports torch; children inherit it. One thread: several engines share few cores, and the bits
 # do not depend on it.
@@ -27,6 +32,18 @@ for name, value in {
     "SAMEBITS_POOL": "/nonexistent/pool",  # never the pool that this user may be running
 }.items():
     os.environ[name] = value
+
+# Whoever starts pytest in the background of a shell makes it deaf to Ctrl-C; what the tests start must hear it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+with suppress(ImportError):  # many a GPU machine lacks it, and the tests that need it then say so
+    from hypothesis import HealthCheck, settings
+
+    # The same examples in every run, however slow the machine is; the workers share no database.
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("same", deadline=None, derandomize=True, database=None, suppress_health_check=slow)
+    settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -46,6 +63,59 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in lacking.items():
             if item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+END_S = 40.0
+"""So long a process of a failed test may take to end by itself: a warden ends its worker first."""
+
+
+@contextmanager
+def noted() -> Iterator[WeakSet[subprocess.Popen[Any]]]:
+    """The processes that are started meanwhile."""
+    found: WeakSet[subprocess.Popen[Any]] = WeakSet()
+    begin = subprocess.Popen.__init__
+
+    def note(self: subprocess.Popen[Any], *args: Any, **more: Any) -> None:
+        found.add(self)
+        begin(self, *args, **more)
+
+    subprocess.Popen.__init__ = note  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        subprocess.Popen.__init__ = begin  # type: ignore[method-assign]
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End it and close its pipes."""
+    if process.stdin is not None:
+        with suppress(OSError, ValueError):
+            process.stdin.close()
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """End what a failed test left running. A later test of the same worker would meet its processes, or the warnings
+    that the garbage collector gives about them, and fail with it.
+    """
+    with noted() as started:
+        try:
+            return (yield)
+        except BaseException:
+            for process in list(started):
+                if hasattr(process, "pid"):  # it was started
+                    end(process)
+            raise
 
 
 @pytest.fixture
