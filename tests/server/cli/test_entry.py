@@ -14,18 +14,27 @@ ENTRY = [sys.executable, "-m", "samebits.server.cli.entry"]
 def loaded_by_serve(project: Path, command: list[str]) -> set[str]:
     """Modules that a server has loaded when it has answered `initialize`."""
     line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO})
-    process = subprocess.Popen(
-        [command[0], "-X", "importtime", *command[1:], "serve"],
-        cwd=project,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        said, log = process.communicate(line + "\n", timeout=60)
-    assert '"serverInfo"' in said
-    return {entry.split("|")[-1].strip() for entry in log.splitlines() if entry.startswith("import time:")}
+    log = project / "imports.txt"
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            [command[0], "-X", "importtime", *command[1:], "serve"],
+            cwd=project,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        # The end of the input comes after the answer: it ends the server, whatever that is at.
+        assert '"serverInfo"' in process.stdout.readline()
+        process.stdin.close()
+    entries = log.read_text().splitlines()
+    return {entry.split("|")[-1].strip() for entry in entries if entry.startswith("import time:")}
 
 
 def test_the_server_starts_without_the_clients_half_of_the_protocol_pages_and_ray(project: Path) -> None:

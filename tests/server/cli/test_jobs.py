@@ -42,25 +42,31 @@ def made(jobs: Path, request: MeasureRequest, name: str, *, days: float = 0, siz
 
 
 def test_jobs_are_listed_waited_for_and_cancelled(
-    project: Path, asked: Callable[..., MeasureRequest], eventually: Callable[..., None]
+    project: Path,
+    asked: Callable[..., MeasureRequest],
+    eventually: Callable[..., None],
+    at_work: Callable[[Path], bool],
 ) -> None:
     jobs = project / ".samebits" / "jobs"
     made(jobs, asked("sleep"), "20260101-000000-measure-aa")
     running = launch.start(asked("sleep", 600), jobs / "20260101-000001-measure-bb", python=str(project / "worker"))
-    eventually(lambda: (running.folder / "events.jsonl").exists())
+    eventually(lambda: at_work(running.folder))
     assert Index(jobs).get(running.folder.name) is not None, "taken in by its name"
     listed = {row["job"]: row["state"] for row in json.loads(samebits("jobs", "--json").stdout)}
     assert listed == {"20260101-000000-measure-aa": "succeeded", "20260101-000001-measure-bb": "running"}
     waited = samebits("jobs", "wait", "20260101-000000-measure-aa")
     assert (waited.returncode, waited.stdout.startswith("equal: done")) == (0, True)
     assert samebits("jobs", "cancel", running.folder.name).stdout.endswith(": cancelled\n")
-    assert running.outcome() is not None
+    eventually(lambda: running.outcome() is not None)
     gone = samebits("jobs", "wait", "no-such-job")
     assert (gone.returncode, "Next: see `samebits jobs`" in gone.stderr) == (2, True)
 
 
 def test_gc_removes_by_age_then_by_size_and_never_what_runs(
-    tmp_path: Path, asked: Callable[..., MeasureRequest], eventually: Callable[..., None]
+    tmp_path: Path,
+    asked: Callable[..., MeasureRequest],
+    eventually: Callable[..., None],
+    at_work: Callable[[Path], bool],
 ) -> None:
     jobs = tmp_path / "jobs"
     for name, days, size in (("a", 30, 10), ("b", 3, 1 << 20), ("c", 2, 1 << 20), ("d", 1, 1 << 20)):
@@ -68,7 +74,7 @@ def test_gc_removes_by_age_then_by_size_and_never_what_runs(
     running = launch.start(
         asked("sleep", 600), jobs / "20260101-000000-measure-e", python=asked("").experiment.pool.worker_python
     )
-    eventually(lambda: (running.folder / "events.jsonl").exists())
+    eventually(lambda: at_work(running.folder))
     index = Index(jobs)
     tried = collect(index, older_than_s=14 * DAY_S, keep_bytes=None, dry_run=True)
     assert [job[-1] for job in tried.removed] == ["a"]
@@ -83,13 +89,16 @@ def test_gc_removes_by_age_then_by_size_and_never_what_runs(
 
 
 def test_a_job_that_was_stopped_is_resumed_in_a_folder_that_names_it(
-    project: Path, asked: Callable[..., MeasureRequest], eventually: Callable[..., None]
+    project: Path,
+    asked: Callable[..., MeasureRequest],
+    eventually: Callable[..., None],
+    at_work: Callable[[Path], bool],
 ) -> None:
     jobs = project / ".samebits" / "jobs"
     running = launch.start(asked("segfault"), jobs / "20260101-000000-measure-aa", python=str(project / "worker"))
     eventually(lambda: running.outcome() is not None)
     stopped = launch.start(asked("sleep", 600), jobs / "20260101-000001-measure-bb", python=str(project / "worker"))
-    eventually(lambda: (stopped.folder / "events.jsonl").exists())
+    eventually(lambda: at_work(stopped.folder))
     busy = samebits("jobs", "resume", stopped.folder.name)
     assert (busy.returncode, "has not ended (running). Next: wait for it" in busy.stderr) == (2, True)
     stopped.stop()

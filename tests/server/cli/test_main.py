@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ COMMAND = [sys.executable, "-m", "samebits.server.cli.main"]
 
 
 def samebits(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_init_writes_a_file_once(tmp_path: Path) -> None:
@@ -117,9 +116,11 @@ def test_an_existing_job_folder_is_refused(tmp_path: Path) -> None:
 
 
 STAND_IN = """#!{python}
-import subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "{mark}"])
-time.sleep(60)
+import json, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "{mark}"])
+with open(sys.argv[-1] + "/events.jsonl", "a") as file:
+    file.write(json.dumps(dict(time=time.time(), phase="stand-in", message="at work")) + "\\n")
+time.sleep(600)
 """
 
 
@@ -137,13 +138,13 @@ def test_ending_the_command_ends_the_worker_and_what_it_started(tmp_path: Path, 
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not _running(mark):
-        assert time.monotonic() < deadline, "the stand-in never started"
-        time.sleep(0.05)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "stand-in: at work\n", "the command follows its job by now"
+    assert _running(mark)
     process.send_signal(end)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 2
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(120) == 2
     assert "stopped on request" in said
     assert f"{tmp_path / 'job'} keeps the record, the logs and what is whole. Next: run the command again" in said
     assert not _running(mark)

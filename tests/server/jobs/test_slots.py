@@ -141,10 +141,15 @@ async def test_two_servers_run_their_jobs_on_one_gpu_after_each_other(
     async with anyio.create_task_group() as group:
         for pool in pools:
             group.start_soon(pool.run)
-        jobs = [(pool, pool.submit(request)) for pool in pools for _ in range(2)]
-        for pool, job in jobs:
-            await pool.wait(job, 60)
-        group.cancel_scope.cancel()
+        try:
+            jobs = [(pool, pool.submit(request)) for pool in pools for _ in range(2)]
+            for pool, job in jobs:
+                await pool.wait(job, 120)
+        finally:
+            group.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                for pool in pools:
+                    await pool.close()
     rows = [job_folder.outcome(pool.index.folder(job)).result.rows[0] for pool, job in jobs]  # type: ignore[union-attr]
     assert {row["devices"] for row in rows} == {"GPU-aaaa"}
     spans = sorted((float(row["started"]), float(row["ended"])) for row in rows)  # type: ignore[arg-type]
@@ -175,9 +180,11 @@ def test_a_command_waits_for_the_gpu_that_a_server_has_and_names_its_job(one_gpu
     with subprocess.Popen(command, cwd=one_gpu, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stdout is not None
-        assert process.stderr.readline() == "waiting for a GPU: a-server's-job has it\n"
-        assert not (one_gpu / ".samebits").exists(), "nothing was started"
-        held.close()
+        try:
+            assert process.stderr.readline() == "waiting for a GPU: a-server's-job has it\n"
+            assert not (one_gpu / ".samebits").exists(), "nothing was started"
+        finally:
+            held.close()
         outcome = json.loads(process.stdout.read())
     assert outcome["result"]["rows"][0]["devices"] == "GPU-aaaa"
     held = Slots(default_folder(), ("GPU-aaaa",)).take(Need(gpus=1), "later")
@@ -191,8 +198,10 @@ def test_a_command_that_is_ended_while_it_waits_leaves_nothing(one_gpu: Path) ->
     command = [sys.executable, "-m", "samebits.server.cli.main", "measure", "--set", "device=auto"]
     with subprocess.Popen(command, cwd=one_gpu, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert "waiting" in process.stderr.readline()
-        process.terminate()
+        try:
+            assert "waiting" in process.stderr.readline()
+        finally:
+            process.terminate()
         assert "broken off; nothing was started" in process.stderr.read()
     assert process.returncode == 2
     assert not (one_gpu / ".samebits").exists()

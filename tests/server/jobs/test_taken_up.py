@@ -66,7 +66,7 @@ def test_what_a_killed_server_had_queued_is_taken_up_by_the_next_and_what_ran_is
         for _ in range(2):
             first.measure("sleep", 0)
         eventually(lambda: len(list(jobs.glob("*/request.json"))) == 3)
-    eventually(lambda: not strays(), 30)
+    eventually(lambda: not strays())
     waited = set(jobs.glob("2*")) - {ran}
     assert not any((path / "started").exists() for path in waited), "the control: nobody else starts them"
     assert {row.state for row in Index(jobs).rows()} == {"interrupted"}
@@ -91,7 +91,7 @@ def test_a_read_only_server_takes_up_nothing(project: Path, eventually: Any, str
         eventually(lambda: list(jobs.glob("*/events.jsonl")))
         first.measure("sleep", 0)
         eventually(lambda: len(list(jobs.glob("*/request.json"))) == 2)
-    eventually(lambda: not strays(), 30)
+    eventually(lambda: not strays())
     with serving(project, "--read-only") as look:
         look.call("wait_job", {"seconds": 0})
         assert b'"total":2' in look.line().replace(b": ", b":")

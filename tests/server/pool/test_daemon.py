@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from samebits.server.jobs import folder as job_folder
@@ -28,6 +27,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("strays")]
 Asked = Callable[..., MeasureRequest]
 Start = Callable[[], subprocess.Popen[bytes]]
 CLI = [sys.executable, "-m", "samebits.server.cli.main"]
+WAIT_S = 120.0
+"""For what comes about in a moment on a quiet machine."""
 
 
 def client(folder: Path, spool: Spool) -> Pool:
@@ -42,7 +43,8 @@ def state(pool: Pool, job: str) -> str:
 
 
 def runs(pool: Pool, job: str) -> bool:
-    return job_folder.last_event(pool.index.folder(job)) is not None
+    folder = pool.index.folder(job)
+    return (folder / "worker.json").exists() and job_folder.last_event(folder) is not None
 
 
 async def test_a_job_of_the_daemon_outlives_the_server_that_asked_for_it(
@@ -58,7 +60,7 @@ async def test_a_job_of_the_daemon_outlives_the_server_that_asked_for_it(
     later = client(tmp_path, spool)
     assert state(later, job) == "running"
     (later.index.folder(job) / "go").touch()
-    await later.wait(job, 20)
+    await later.wait(job, WAIT_S)
     assert state(later, job) == "succeeded"
     eventually(lambda: spool.names() == [])
 
@@ -91,7 +93,7 @@ async def test_a_killed_daemon_loses_no_job_and_its_next_start_takes_them_up(
     assert [state(pool, job) for job in jobs] == ["running", "queued", "queued"], "its slot is still taken"
     (pool.index.folder(jobs[0]) / "go").touch()
     for job in jobs:
-        await pool.wait(job, 20)
+        await pool.wait(job, WAIT_S)
     assert [state(pool, job) for job in jobs] == ["succeeded"] * 3
     events = [(pool.index.folder(job) / "events.jsonl").read_text().splitlines() for job in jobs]
     assert [len(lines) for lines in events] == [1, 1, 1], "each was carried out once"
@@ -108,12 +110,12 @@ async def test_what_ended_while_no_daemon_ran_is_not_run_again(
     first.kill()
     first.wait()
     (pool.index.folder(done) / "go").touch()
-    await pool.wait(done, 20)
+    await pool.wait(done, WAIT_S)
     daemon()
     eventually(lambda: runs(pool, lost))
     pids = json.loads((pool.index.folder(lost) / "worker.json").read_text())
     os.kill(pids["warden"], signal.SIGKILL)
-    await pool.wait(lost, 20)
+    await pool.wait(lost, WAIT_S)
     assert [state(pool, job) for job in (done, lost)] == ["succeeded", "interrupted"]
     eventually(lambda: spool.names() == [])
 
@@ -127,18 +129,18 @@ async def test_stop_ends_what_runs_and_keeps_what_waits(
     eventually(lambda: (pool.index.folder(running) / "daemon").exists())
     done = subprocess.run([*CLI, "pool", "stop"], capture_output=True, text=True, check=True)
     assert "1 queued job waits for its next start" in done.stdout
-    assert first.wait(10) == 0
+    assert first.wait(WAIT_S) == 0
     assert strays() == []
     assert [state(pool, job) for job in (running, waiting)] == ["interrupted", "queued"]
     daemon()
-    await pool.wait(waiting, 20)
+    await pool.wait(waiting, WAIT_S)
     assert state(pool, waiting) == "succeeded"
 
 
 def test_a_second_daemon_is_refused_with_one_line(spool: Spool, daemon: Start, tmp_path: Path) -> None:
     first = daemon()
     for words in (["serve"], ["serve", "--detach"]):
-        done = subprocess.run([*CLI, "pool", *words], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([*CLI, "pool", *words], capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert done.stderr.strip().splitlines()[-1].startswith(f"error: the pool: runs already (process {first.pid}")
     assert spool.daemon() == first.pid
@@ -164,7 +166,7 @@ async def test_a_job_that_does_not_answer_a_cancel_is_killed(
     job = pool.submit(asked("hang"))
     eventually(lambda: runs(pool, job))
     pool.cancel(job)
-    await pool.wait(job, 20)
+    await pool.wait(job, WAIT_S)
     assert state(pool, job) == "cancelled"
     eventually(lambda: not strays())
 
@@ -200,7 +202,7 @@ async def test_the_worker_has_its_clients_environment_and_folder_without_secrets
     monkeypatch.setenv("HF_TOKEN", "planted")
     pool = client(tmp_path, spool)
     job = pool.submit(asked("env"))
-    await pool.wait(job, 20)
+    await pool.wait(job, WAIT_S)
     outcome = job_folder.outcome(pool.index.folder(job))
     assert isinstance(outcome, Succeeded)
     names = {row["name"]: row["value"] for row in outcome.result.rows}
@@ -217,7 +219,7 @@ async def test_stop_keep_jobs_says_what_goes_on_and_what_waits(
     eventually(lambda: runs(pool, first))
     pool.submit(asked("sleep"))
     said = [subprocess.run([*CLI, "pool", "stop", "--keep-jobs"], capture_output=True, text=True, check=True).stdout]
-    process.wait(30)
+    process.wait(WAIT_S)
     said.append(subprocess.run([*CLI, "pool", "status"], capture_output=True, text=True, check=False).stdout)
     for text in said:
         assert "1 running job goes on, to be adopted by its next start; 1 queued job waits for its next start" in text
@@ -231,9 +233,9 @@ def test_a_job_with_a_folder_of_its_own_is_found_when_its_client_was_killed(
     place = tmp_path / "elsewhere" / "mpool"
     command = [*CLI, "measure", "--set", "rollout.engine.do=daemon", "-o", str(place)]
     process = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL)
-    eventually(strays)
+    eventually(lambda: [path for path in place.glob("daemon") if (place / "worker.json").exists()])
     process.kill()
-    process.wait(30)
+    process.wait(WAIT_S)
     listed = subprocess.run([*CLI, "jobs"], cwd=project, capture_output=True, text=True, check=True).stdout
     assert "mpool  running" in listed
     ended = subprocess.run(
@@ -248,7 +250,7 @@ async def test_a_damaged_ticket_holds_nothing_up(asked: Asked, tmp_path: Path, s
     (spool.tickets / "0.json").write_text('{"folder": ')
     pool = client(tmp_path, spool)
     job = pool.submit(asked("sleep"))
-    await pool.wait(job, 20)
+    await pool.wait(job, WAIT_S)
     assert state(pool, job) == "succeeded"
 
 
@@ -263,7 +265,7 @@ def test_a_killed_command_line_leaves_its_job_with_the_daemon_and_an_interrupted
         eventually(strays)
         eventually(lambda: newest().state == "running")
         process.send_signal(number)
-        process.wait(30)
+        process.wait(WAIT_S)
         assert newest().state == after
         subprocess.run([*CLI, "jobs", "cancel", newest().id], cwd=project, capture_output=True, check=False)
         eventually(lambda: not strays())
@@ -277,8 +279,7 @@ async def test_two_clients_jobs_take_turns_on_one_slot(
     jobs = [(pool, pool.submit(asked("sleep", 0.3))) for pool in (one, two, one, two)]
     spans = []
     for pool, job in jobs:
-        with anyio.fail_after(30):
-            await pool.wait(job, 30)
+        await pool.wait(job, WAIT_S)
         outcome = job_folder.outcome(pool.index.folder(job))
         assert isinstance(outcome, Succeeded)
         spans.append((outcome.result.rows[0]["started"], outcome.result.rows[0]["ended"]))

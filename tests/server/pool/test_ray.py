@@ -8,8 +8,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,26 +75,29 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     nodes = {"SAMEBITS_NODE": str(place / "node"), "SAMEBITS_LOCKS": str(place / "locks"), "PLANTED_TOKEN": "planted"}
-    with (place / "log").open("w") as log:
+    with (place / "log").open("w") as log, tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short:
         process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("ray_cluster.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env=dict(os.environ) | variables | nodes,
+            # Its sockets lie there, and a socket's path has 107 bytes at most.
+            env=dict(os.environ) | variables | nodes | {"RAY_TMPDIR": short},
         )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, (place / "log").read_text()[-3000:]
-    yield Ray(process, json.loads(line)["address"], place / "node", variables)
-    process.stdin.close()
-    process.stdout.close()
-    try:
-        process.wait(30)
-    finally:
-        process.kill()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            assert line, (place / "log").read_text()[-3000:]
+            yield Ray(process, json.loads(line)["address"], place / "node", variables)
+        finally:
+            process.stdin.close()
+            process.stdout.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(300)
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture
@@ -126,7 +130,7 @@ def for_ray(request: MeasureRequest, cluster: Ray, **rollout: Any) -> MeasureReq
     return MeasureRequest.model_validate(raw)
 
 
-async def finished(pool: Pool, job: str, seconds: float = 60) -> tuple[str, Any]:
+async def finished(pool: Pool, job: str, seconds: float = 300) -> tuple[str, Any]:
     await pool.wait(job, seconds)
     row = pool.index.get(job)
     assert row is not None
@@ -135,7 +139,7 @@ async def finished(pool: Pool, job: str, seconds: float = 60) -> tuple[str, Any]
 
 async def working(pool: Pool, job: str, phase: str = "stand-in") -> None:
     """Until the worker on the node has said something."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         while (event := job_folder.last_event(pool.index.folder(job))) is None or event.phase != phase:
             await anyio.sleep(0.05)
 
@@ -218,7 +222,7 @@ async def test_cancel_reaches_the_node_also_where_the_worker_does_not_answer(
             eventually(joined.strays)
             pool.cancel(job)
             assert (await finished(pool, job))[0] == "cancelled"
-            eventually(lambda: not joined.strays(), 60)
+            eventually(lambda: not joined.strays())
 
 
 @pytest.mark.slow
@@ -265,7 +269,7 @@ async def test_a_server_that_goes_takes_its_job_off_the_node(
     row = pool.index.get(job)
     assert row is not None
     assert row.state == "interrupted"
-    eventually(lambda: not joined.strays(), 60)
+    eventually(lambda: not joined.strays())
 
 
 @pytest.mark.slow
@@ -285,7 +289,7 @@ async def test_a_real_measure_on_a_node_comes_back_whole(tmp_path: Path, joined:
     }
     async with running(tmp_path) as pool:
         job = pool.submit(MeasureRequest.model_validate({"experiment": experiment, "axes": ()}))
-        state, outcome = await finished(pool, job, 300)
+        state, outcome = await finished(pool, job)
         folder = pool.index.folder(job)
     assert state == "succeeded", outcome
     assert str(joined.node) not in outcome.model_dump_json()
@@ -304,7 +308,7 @@ async def test_a_node_that_dies_in_mid_job_is_one_clear_failure_and_the_other_no
         await working(pool, job)
         eventually(joined.strays)
         joined.kill_a_node()
-        state, outcome = await finished(pool, job, 120)
+        state, outcome = await finished(pool, job)
         assert state == "failed"
         assert isinstance(outcome, Failed)
         assert outcome.error == "node_lost"
@@ -315,6 +319,6 @@ async def test_a_node_that_dies_in_mid_job_is_one_clear_failure_and_the_other_no
         assert left == {*about, "result.json", "ended.json"}
         events = (pool.index.folder(job) / "events.jsonl").read_text()
         assert events.count('"phase":"stand-in"') + events.count('"phase": "stand-in"') == 1, "not tried again"
-        eventually(lambda: not joined.strays(), 60)
+        eventually(lambda: not joined.strays())
         after = pool.submit(for_ray(asked("sleep"), joined, device="cpu"))
         assert (await finished(pool, after))[0] == "succeeded"

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-WAIT_S = 90.0
+WAIT_S = 120.0
+THERE = """window.stays === undefined && document.readyState == 'complete' && new Promise(
+    (done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"""
+"""The next page is there and has been drawn: before that it may lose a click."""
 KEYS = {"Enter": 13, "Tab": 9, "Escape": 27, " ": 32}
 
 
@@ -61,6 +64,14 @@ class Browser:
         self.counter = 0
         self.session = ""
         self.events: list[dict[str, Any]] = []
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        """One page."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -120,14 +131,15 @@ class Browser:
         try:
             return bool(self.value(expression))
         except AssertionError as gone:
-            if "navigated or closed" in str(gone) or "context was destroyed" in str(gone):
+            if any(words in str(gone) for words in ("navigated or closed", "context was destroyed", "was collected")):
                 return False
             raise
 
     def open(self, address: str) -> None:
-        """Go to a page and wait until it is there."""
+        """Go to a page and wait until it is there, and not what was shown before."""
+        self.value("window.stays = true")
         self.ask("Page.navigate", url=address)
-        self.until(f"document.readyState == 'complete' && location.href.startsWith({json.dumps(address[:22])})")
+        self.until(f"location.href.startsWith({json.dumps(address[:22])}) && {THERE}")
 
     def text(self) -> str:
         """What the page says."""
@@ -155,7 +167,11 @@ class Browser:
         """Click something that leads to another page, and wait for that."""
         self.value("window.stays = true")
         self.click(selector)
-        self.until("window.stays === undefined && document.readyState == 'complete'")
+        self.arrives()
+
+    def arrives(self) -> None:
+        """Wait for another page than the one that was marked."""
+        self.until(THERE)
 
     def type(self, text: str) -> None:
         """Text into what has the focus."""

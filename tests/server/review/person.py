@@ -16,13 +16,15 @@ import subprocess
 import sys
 import termios
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+Found = TypeVar("Found")
 COMMAND = [sys.executable, "-m", "samebits.server.cli.main", "review"]
-WAIT_S = 90.0
+WAIT_S = 120.0
+CODE = r"code: (\S+)\n"
 
 
 def helper(name: str) -> ModuleType:
@@ -56,30 +58,54 @@ class Person:
             stderr=terminal, start_new_session=True, preexec_fn=own_terminal,
         )  # fmt: skip
         os.close(terminal)
-        self.seen = ""
+        self.shown = b""
+        self.due = 1
+        """Codes that the page has shown by now: one at its start, another after one that opened or five wrong ones."""
+        self.wrong = 0
+        """Wrong codes since then."""
+
+    @property
+    def seen(self) -> str:
+        """All that the terminal has shown."""
+        return self.shown.decode(errors="replace").replace("\r\n", "\n")
 
     def read_until(self, pattern: str) -> re.Match[str]:
         """What the terminal shows, up to a pattern."""
+        return self._shown(lambda: re.search(pattern, self.seen), pattern)
+
+    def _shown(self, find: Callable[[], Found | None], what: str) -> Found:
+        """Read on until it is found."""
         until = time.monotonic() + WAIT_S
-        while (found := re.search(pattern, self.seen)) is None:
+        while (found := find()) is None:
             ready, _, _ = select.select([self.screen], [], [], max(0.0, until - time.monotonic()))
-            assert ready, f"never shown: {pattern}\n{self.seen}"
+            assert ready, f"never shown: {what}\n{self.seen}"
             try:
                 data = os.read(self.screen, 1 << 16)
             except OSError:
                 data = b""
-            assert data, f"ended without showing {pattern}\n{self.seen}"
-            self.seen += data.decode(errors="replace").replace("\r\n", "\n")
+            assert data, f"ended without showing {what}\n{self.seen}"
+            self.shown += data
         return found
 
-    def reads_more(self, seconds: float = 0.3) -> bool:
-        """Whether the terminal shows something new within that time."""
+    def newest_code(self) -> str:
+        """The last of the codes that are due; it is waited for."""
+
+        def newest() -> str | None:
+            codes = re.findall(CODE, self.seen)
+            return codes[-1] if len(codes) >= self.due else None
+
+        return self._shown(newest, f"{self.due} codes")
+
+    def _read(self, seconds: float) -> bool:
+        """Take in what the terminal shows within that time; False at its end."""
         if not select.select([self.screen], [], [], seconds)[0]:
-            return False
-        with suppress(OSError):
-            self.seen += os.read(self.screen, 1 << 16).decode(errors="replace").replace("\r\n", "\n")
             return True
-        return False
+        try:
+            data = os.read(self.screen, 1 << 16)
+        except OSError:
+            return False
+        self.shown += data
+        return bool(data)
 
     def type(self, line: str) -> None:
         """A line and the return key."""
@@ -97,6 +123,7 @@ class Person:
         browser.until("document.activeElement && document.activeElement.id == 'code'")
         browser.type(code.lower())
         browser.leave("button.primary")
+        self.due += 1
         return "/".join(address.split("/")[:3])
 
     def decide_on_page(self, id: str, decision: str, note: str = "") -> None:
@@ -120,9 +147,10 @@ class Person:
         until = time.monotonic() + WAIT_S
         while self.process.poll() is None:
             assert time.monotonic() < until, self.seen
-            if select.select([self.screen], [], [], 0.1)[0]:
-                with suppress(OSError):
-                    self.seen += os.read(self.screen, 1 << 16).decode(errors="replace").replace("\r\n", "\n")
+            if not self._read(0.1):
+                time.sleep(0.01)
+        while select.select([self.screen], [], [], 0.0)[0] and self._read(0.0):
+            pass  # what it showed last
         return self.process.returncode
 
     def __enter__(self) -> Person:

@@ -20,7 +20,8 @@ from samebits.tools.schema.proposals import open_proposal
 class Visitor:
     """Raw requests to the page."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, person: Any) -> None:
+        self.person = person
         self.port = int(address.split(":")[2].split("/")[0])
         self.origin = f"http://127.0.0.1:{self.port}"
         self.cookie = ""
@@ -28,7 +29,7 @@ class Visitor:
 
     def ask(self, method: str, path: str, form: dict[str, str] | None = None, **headers: str) -> str:
         """One request; the text of its answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         body = urllib.parse.urlencode(form).encode() if form is not None else None
         sent = {"Cookie": self.cookie} if self.cookie else {}
         if method == "POST":
@@ -49,6 +50,10 @@ class Visitor:
         self.ask("POST", "/unlock", {"code": code, "to": "/"})
         given = self.answer.getheader("set-cookie") or ""
         self.cookie = given.split(";")[0]
+        self.person.wrong = 0 if self.status == 303 else self.person.wrong + 1
+        if self.status == 303 or self.person.wrong == TRIES:
+            self.person.due += 1
+            self.person.wrong = 0
         return self.status
 
     def form(self, id: str) -> dict[str, str]:
@@ -58,24 +63,16 @@ class Visitor:
         return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', text))
 
 
-def code_of(person: Any) -> str:
-    """The newest code in the terminal."""
-    person.address_and_code()
-    while person.reads_more():
-        pass
-    return str(re.findall(r"code: (\S+)\n", person.seen)[-1])
-
-
 @pytest.fixture
 def stranger(person: Any) -> Visitor:
     """Somebody who has not seen the terminal."""
-    return Visitor(person.address_and_code()[0])
+    return Visitor(person.address_and_code()[0], person)
 
 
 @pytest.fixture
 def inside(person: Any, stranger: Visitor) -> Visitor:
     """Whoever typed the code."""
-    assert stranger.enter(code_of(person)) == 303
+    assert stranger.enter(person.newest_code()) == 303
     return stranger
 
 
@@ -105,12 +102,12 @@ def test_without_the_code_nothing_is_shown_and_nothing_decided(
 
 
 def test_the_code_opens_once_and_five_wrong_ones_make_another(person: Any, stranger: Visitor) -> None:
-    code = code_of(person)
+    code = person.newest_code()
     for _ in range(TRIES):
         assert stranger.enter("AAAA-AAAA") == 401
         assert not stranger.cookie
     assert stranger.enter(code) == 401, "it was replaced"
-    fresh = code_of(person)
+    fresh = person.newest_code()
     assert fresh != code
     assert stranger.enter(fresh.lower().replace("-", " ")) == 303
     assert stranger.enter(fresh) == 401, "a code opens once"
@@ -161,8 +158,8 @@ def test_a_form_without_the_sessions_own_token_decides_nothing(
     person: Any, inside: Visitor, proposed: Callable[..., str], project: Path
 ) -> None:
     id = proposed()
-    other = Visitor(f"http://127.0.0.1:{inside.port}/")
-    assert other.enter(code_of(person)) == 303
+    other = Visitor(f"http://127.0.0.1:{inside.port}/", person)
+    assert other.enter(person.newest_code()) == 303
     form = inside.form(id) | {"decision": "approved", "note": ""}
     for token in ("", "x", other.form(id)["token"], "\u00e9"):
         inside.ask("POST", f"/decide/{id}", form | {"token": token})
@@ -226,7 +223,7 @@ def test_only_proposals_of_the_project_are_shown(inside: Visitor, path: str) -> 
 def test_a_long_or_unmeasured_body_is_turned_away(inside: Visitor) -> None:
     inside.ask("POST", "/unlock", {"code": "x" * 40_000})
     assert inside.status == 413
-    connection = http.client.HTTPConnection("127.0.0.1", inside.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", inside.port, timeout=120)
     connection.request("POST", "/unlock", iter([b"code=x"]), {"Origin": inside.origin}, encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()

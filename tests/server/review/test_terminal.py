@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import pty
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_a_pipe_is_refused_and_sees_no_code(
         input="approve\n\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 2
@@ -55,7 +56,7 @@ def test_half_a_terminal_and_one_that_is_not_its_own_are_refused(project: Path, 
                 [*COMMAND, id], cwd=project, stdin=theirs, stderr=subprocess.PIPE, start_new_session=True, **more
             )
             os.write(ours, b"approve\r\r")
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=300)
             assert process.returncode == 2
             assert b"only a person decides" in said
     finally:
@@ -136,11 +137,25 @@ def test_a_proposal_in_a_folder_of_its_own_is_reviewed_by_name_and_by_path(
             assert person.wait() == 2
 
 
-def test_ctrl_c_on_the_page_is_its_end_and_a_port_out_of_range_is_refused(project: Path, at_terminal: Any) -> None:
+def answers(port: int) -> bool:
+    """Whether the page is served."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    try:
+        connection.request("GET", "/")
+        return connection.getresponse().status == 401
+    except ConnectionRefusedError:
+        return False
+    finally:
+        connection.close()
+
+
+def test_ctrl_c_on_the_page_is_its_end_and_a_port_out_of_range_is_refused(
+    project: Path, at_terminal: Any, eventually: Any
+) -> None:
     (project / ".samebits" / "jobs").mkdir(parents=True, exist_ok=True)
     with at_terminal(project) as person:
-        person.read_until("code: ")
-        time.sleep(1)
+        address = urlsplit(person.address_and_code()[0])
+        eventually(lambda: answers(int(address.port or 0)))
         assert person.end() == 0, person.seen
     with at_terminal(project, "--port", "99999") as person:
         assert person.wait() == 2
