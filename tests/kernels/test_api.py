@@ -74,7 +74,7 @@ def test_the_lines_of_the_readme_are_exact_at_every_step_and_raise_when_weights_
     (tmp_path / "lines.py").write_text(readme_lines(), encoding="utf-8")
     (tmp_path / "without").mkdir()
     code = AROUND.replace("PUSH", PUSH)
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=1000)
     lines = [json.loads(line) for line in (tmp_path / "guard" / "guard.jsonl").read_text().splitlines()]
     assert [line["nonzero"] for line in lines] == [0, 0, 0]
     assert [line["max"] for line in lines] == [0.0, 0.0, 0.0]
@@ -102,7 +102,7 @@ trainer.undo()
 stock = patch_trainer(model, roles={{"*": "stock"}})
 assert all(name.startswith("stock") for name, _ in stock.read_back().values())
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "vllm V1 sampler: float32 log_softmax" in done.stdout
 
@@ -133,7 +133,7 @@ def test_the_lines_of_the_readme_are_proved_by_the_lock_of_a_gate_until_a_variab
 
     def loop(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code]
-        return subprocess.run(command, cwd=tmp_path, env=env, timeout=300, capture_output=True, text=True, check=False)
+        return subprocess.run(command, cwd=tmp_path, env=env, timeout=1000, capture_output=True, text=True, check=False)
 
     done = loop(own)
     assert (done.returncode, "proved by" in done.stdout) == (0, True), done.stderr[-2000:]

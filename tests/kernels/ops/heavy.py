@@ -22,7 +22,7 @@ def interpreted(name: str) -> dict[str, Any]:
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1000,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
 from samebits.tools.capture.layout import Grid, find
+from samebits.tools.capture.passes import Pass
+from samebits.tools.capture.rows import PassRows
 
 FLAT = Grid(6, None, 2)
 BATCH = Grid(6, (2, 3), None)
@@ -102,3 +106,15 @@ def test_one_token_alone_is_never_sure() -> None:
     layout = find((4, 1, 8), Grid(1, None, 1))
     assert layout is not None
     assert not layout.sure
+
+
+@pytest.mark.parametrize("tokens", [1, 6])
+@pytest.mark.parametrize("batch", [None, (2, 3)])
+def test_what_a_pass_keeps_of_its_layouts_changes_none(tokens: int, batch: tuple[int, int] | None) -> None:
+    whole = torch.arange(tokens, dtype=torch.int32)
+    head = None if batch else whole[-1:].long()
+    running = Pass.begin(0, PassRows(torch.zeros_like(whole), whole, batch if tokens == 6 else None, head), None)
+    shapes = [shape for rank in (1, 2, 3) for shape in product((1, 2, 3, 4, 6), repeat=rank)]
+    likes = [None, *(find(shape, Grid(4, None, 2)) for shape in shapes)]
+    for shape, like in product(shapes, likes):
+        assert running.layout(shape, like) == find(shape, running.grid, like)

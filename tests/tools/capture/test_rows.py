@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ from samebits.tools.align.taps import Taps
 from samebits.tools.capture import store
 from samebits.tools.capture.places import Place
 from samebits.tools.capture.recorder import Recorder
+from samebits.tools.diff import digest
 from samebits.tools.diff.bits import digest_rows
 from samebits.tools.schema.artifacts.capture import CaptureManifest
+from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.sites import CapturePlan, Parts
 
 if TYPE_CHECKING:
@@ -260,3 +263,32 @@ def test_digests_made_elsewhere_are_copied_out_of_their_buffer(runs: Runs, tmp_p
         buffer.zero_()
     recorder.write(tmp_path / "capture")
     assert Taps.open(tmp_path / "capture").digests("layers.0.made:out0")[:, 0].tolist() == [1, 1, 1, 3, 3, 3]
+
+
+def test_a_capture_with_digests_of_another_version_is_refused(runs: Runs, tmp_path: Path) -> None:
+    record(runs, "engine", tmp_path)
+    assert CaptureManifest.model_fields["schema_version"].default == digest.VERSION
+    manifest = tmp_path / "engine" / "manifest.json"
+    raw = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(raw | {"schema_version": digest.VERSION - 1}))
+    with pytest.raises(UserError, match=r"schema version 1, this samebits reads 2") as caught:
+        Taps.open(tmp_path / "engine")
+    assert "make the artifact again" in str(caught.value.next_step)
+
+
+@pytest.mark.parametrize("bit", [0, 6, 7])
+def test_one_bit_moved_anywhere_in_a_row_is_seen_in_that_row_alone(runs: Runs, tmp_path: Path, bit: int) -> None:
+    """Of an output wider than the model, in every byte of one token's row."""
+    before = record(runs, "engine", tmp_path / "before", CapturePlan())
+    for place in range(4 * 16):
+
+        def flip(_module: torch.nn.Module, _args: Any, out: torch.Tensor, place: int = place) -> torch.Tensor:
+            moved = out.clone()
+            moved[7].view(torch.uint8)[place] ^= 1 << bit
+            return moved
+
+        handle = runs.model.layers[1].up.register_forward_hook(flip)
+        after = record(runs, "engine", tmp_path / f"{place}", CapturePlan())
+        handle.remove()
+        moved = (before.digests("layers.1.up:out0") != after.digests("layers.1.up:out0")).all(dim=1)
+        assert moved.nonzero().view(-1).tolist() == [7]

@@ -105,6 +105,21 @@ def test_integers_and_booleans_are_compared_too() -> None:
     assert compare(flags, next_ulp(flags)).elements_differing == 2
 
 
+@pytest.mark.parametrize("bytes_of", [1, 7, 64, 4097])
+def test_equal_sees_every_byte_of_whatever_memory(bytes_of: int) -> None:
+    a = torch.randint(0, 256, (3, bytes_of), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    strided = torch.empty(bytes_of, 3, dtype=torch.uint8).t().copy_(a)
+    assert equal(a, strided)
+    assert rows_differing(a, strided).tolist() == [False] * 3
+    for row, column in {(0, 0), (1, bytes_of // 2), (2, bytes_of - 1)}:
+        other = strided.clone()
+        other[row, column] ^= 128
+        assert not equal(a, other)
+        assert rows_differing(a, other).tolist() == [row == at for at in range(3)]
+    assert equal(a[:0], strided[:0])
+    assert equal(a[0, 0], strided[0, 0])
+
+
 def test_unequal_shapes_or_dtypes_are_no_comparison() -> None:
     with pytest.raises(ValueError, match="cannot compare"):
         compare(torch.zeros(2, 3), torch.zeros(3, 2))

@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.tools.diff.digest import LANES, SEGMENT, byte_keys, digest_rows, digest_tap, digest_whole, to_hex
+from samebits.tools.diff.digest import (
+    LANES,
+    SEGMENT,
+    byte_keys,
+    digest_rows,
+    digest_tap,
+    digest_taps,
+    digest_whole,
+    to_hex,
+)
 
 M64 = (1 << 64) - 1
 
@@ -26,34 +36,25 @@ def splitmix(stream: int, count: int) -> list[int]:
     return out
 
 
-KEYS = [draw - 63 if draw < 63 else draw - 62 for draw in ((z >> 33) % 126 for z in splitmix(1, SEGMENT * LANES))]
+@cache
+def keys_of(level: int) -> list[int]:
+    """C_j0, C_j1 of every place: 56 bits in eight digits of 7 bits, each less 64."""
+    return [sum((((word >> 8 * i) & 127) - 64) * 128**i for i in range(8)) for word in splitmix(level + 1, 2 * SEGMENT)]
 
 
-def in_words(data: bytes) -> str:
+def in_words(data: bytes, level: int = 0) -> str:
     """The definition once more, in plain integers."""
-    words = b""
-    for start in range(0, len(data), SEGMENT):
-        sums = [0] * LANES
-        for j, byte in enumerate(data[start : start + SEGMENT]):
-            signed = byte - 256 if byte > 127 else byte
-            for lane in range(LANES):
-                sums[lane] += signed * KEYS[j * LANES + lane]
-        words += b"".join((s & 0xFFFFFFFF).to_bytes(4, "little") for s in sums)
-    count = len(words) // 8
-    place, first, second = splitmix(2, count), splitmix(3, count), splitmix(4, count)
-    folds = [0, 0]
-    for w in range(count):
-        mixed = (int.from_bytes(words[8 * w : 8 * w + 8], "little") + place[w]) & M64
-        for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
-            mixed = (mixed * multiplier) & M64
-            mixed ^= mixed >> 32
-        folds = [(folds[0] + mixed * (first[w] | 1)) & M64, (folds[1] + mixed * (second[w] | 1)) & M64]
-    out = b""
-    for fold in folds:
-        fold = (fold + len(data) * 0x9E3779B97F4A7C15) & M64
-        fold = ((fold ^ (fold >> 29)) * 0xBF58476D1CE4E5B9) & M64
-        out += (fold ^ (fold >> 32)).to_bytes(8, "little")
-    return out.hex()
+    length, odd = len(data), splitmix(0, 2)
+    while True:
+        words = []
+        for start in range(0, len(data), SEGMENT):
+            signed = [byte - 256 if byte > 127 else byte for byte in data[start : start + SEGMENT]]
+            words += [sum(b * keys_of(level)[2 * j + m] for j, b in enumerate(signed)) & M64 for m in (0, 1)]
+        if len(words) <= 2:
+            break
+        data, level = b"".join(word.to_bytes(8, "little") for word in words), level + 1
+    ends = [(word + (length + 1) * (odd[m] | 1)) & M64 for m, word in enumerate(words or [0, 0])]
+    return b"".join(word.to_bytes(8, "little") for word in ends).hex()
 
 
 def hexes(rows: torch.Tensor) -> list[str]:
@@ -75,10 +76,39 @@ def test_the_definition_holds_over_several_segments() -> None:
     assert hexes(rows_of(data)) == [in_words(data)]
 
 
-def test_keys_are_small_enough_for_machines_without_vnni() -> None:
-    keys = byte_keys(torch.device("cpu"))
-    assert int(keys.abs().max()) == 63
-    assert int((keys == 0).sum()) == 0
+def test_a_tap_and_a_whole_tensor_are_their_definition_too() -> None:
+    digests_R2 = digest_rows(torch.randn(700, 8))
+    assert to_hex(digest_tap(digests_R2)) == [in_words(digests_R2.numpy().tobytes(), 8)]
+    several = [digests_R2[:3], digests_R2[:700], digests_R2[3:6], digests_R2[:0]]
+    assert [to_hex(one)[0] for one in digest_taps(several)] == [in_words(d.numpy().tobytes(), 8) for d in several]
+    data = torch.randint(0, 256, (3, 5 * SEGMENT + 11), dtype=torch.uint8)
+    assert to_hex(digest_whole(data)) == [in_words(data.numpy().tobytes())]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 40])
+@pytest.mark.parametrize("length", [SEGMENT, 3 * SEGMENT, 3 * SEGMENT + 5])
+def test_a_row_has_one_digest_however_many_are_taken_at_once(rows: int, length: int) -> None:
+    data = torch.randint(0, 256, (rows, length), dtype=torch.uint8, generator=torch.Generator().manual_seed(rows))
+    assert hexes(data) == [in_words(bytes(row.tolist())) for row in data[:2]] + hexes(data[2:])
+    assert hexes(data)[-1] == in_words(bytes(data[-1].tolist()))
+
+
+def test_keys_are_small_enough_for_machines_without_vnni_and_take_every_value() -> None:
+    """255 * 64 * 2 fits int16. The bound needs every digit to be drawn from all 128 values alike, lane by lane."""
+    for level in (0, 1, 8):
+        keys = byte_keys(level, torch.device("cpu"))
+        assert (int(keys.min()), int(keys.max())) == (-64, 63)
+        for lane in range(LANES):
+            counts = torch.bincount(keys[:, lane].int() + 64, minlength=128)
+            assert 64 * 0.4 < int(counts.min())
+            assert int(counts.max()) < 64 * 1.8
+
+
+def test_levels_and_words_have_keys_of_their_own() -> None:
+    """The bound multiplies over words and adds over levels: shared keys would break it."""
+    every = [byte_keys(level, torch.device("cpu"))[:, lane] for level in (0, 1, 8) for lane in range(LANES)]
+    for number, one in enumerate(every):
+        assert all(float((one == other).float().mean()) < 0.03 for other in every[:number])
 
 
 @settings(max_examples=200, deadline=None)
@@ -152,6 +182,38 @@ def test_many_sign_flips_do_not_cancel() -> None:
         assert len(digests[:, column].unique()) == len(digests)
 
 
+def test_every_bit_of_a_long_row_counts() -> None:
+    """Every place of the first and last segment and of the border, every bit: 128 * 60 rows, no digest twice."""
+    length = 2 * SEGMENT + 20
+    base = torch.randint(0, 256, (1, length), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    places = [*range(20), *range(SEGMENT - 10, SEGMENT + 10), *range(2 * SEGMENT, length)]
+    flipped = base.repeat(8 * len(places), 1)
+    for row, (place, bit) in enumerate((place, bit) for place in places for bit in range(8)):
+        flipped[row, place] ^= 1 << bit
+    assert len({*hexes(flipped), *hexes(base)}) == len(flipped) + 1
+
+
+def test_segments_exchanged_change_the_digest() -> None:
+    a, b = torch.randn(2, SEGMENT // 4).split(1)
+    assert hexes(torch.cat([a, b], dim=1)) != hexes(torch.cat([b, a], dim=1))
+
+
+def test_shape_and_dtype_do_not_enter_but_the_length_of_a_row_does() -> None:
+    """What is compared besides digests: tools/align pairs taps of one dtype and width."""
+    values = torch.randn(6, 8).to(torch.bfloat16)
+    assert hexes(values) == hexes(values.view(torch.int16)) == hexes(values.view(torch.uint8))
+    assert to_hex(digest_whole(values)) == to_hex(digest_whole(values.view(3, 16)))
+    rows, wide = hexes(values), hexes(values.view(3, 16))
+    assert not set(rows) & set(wide)
+    assert to_hex(digest_tap(digest_rows(values))) != to_hex(digest_tap(digest_rows(values.view(3, 16))))
+
+
+def test_no_digest_is_zero_where_all_bytes_are() -> None:
+    """Taps in a compiled graph take a zero for "did not run"."""
+    for length in (0, 1, 64, SEGMENT, SEGMENT + 1):
+        assert bool(digest_rows(torch.zeros(1, length, dtype=torch.uint8)).all())
+
+
 def test_equal_rows_have_equal_digests_wherever_they_are() -> None:
     row = torch.randn(1, 40).to(torch.bfloat16)
     batch = torch.randn(7, 40).to(torch.bfloat16)
@@ -198,7 +260,7 @@ import torch
 from samebits.tools.diff import digest, digest_triton
 for rows, length in ((1, 1), (3, 130), (17, 256), (2, 8192 + 5)):
     data = torch.randint(-128, 128, (rows, length), dtype=torch.int8)
-    sums = digest_triton.lane_sums(data, digest.byte_keys(data.device))
+    sums = digest_triton.lane_sums(data, digest.byte_keys(0, data.device))
     assert torch.equal(sums, digest.lane_sums(data)), (rows, length)
 print("same")
 """

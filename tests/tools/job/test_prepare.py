@@ -62,3 +62,55 @@ def test_with_one_core_nothing_is_prepared(job: Job, experiment: Experiment, mon
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     job.prepare("trainer", experiment)
     assert not job.prepared
+
+
+def test_a_kept_side_goes_on_to_the_next_verb_that_asks_for_the_same(job: Job, experiment: Experiment) -> None:
+    job.keep("trainer", experiment)
+    with job.open_side("trainer", experiment) as first:
+        pass
+    part = Job(job.folder, prepared=job.prepared, kept=job.kept)
+    moved = experiment.model_copy(update={"trainer": experiment.trainer.model_copy(update={"env": {"A": "1"}})})
+    part.prepare("trainer", experiment)
+    assert not part.prepared
+    with part.open_side("trainer", experiment) as second, part.open_side("trainer", moved) as other:
+        assert second is first
+        assert other is not first
+    assert first.running
+    assert not other.running
+    job.release("trainer", experiment)
+    assert not first.running
+    assert first.process.poll() is not None
+    first.end()  # once more: its descriptors may be those of other files by now
+
+
+def test_an_environment_counts_once_whether_the_experiment_or_the_call_gives_it(
+    job: Job, experiment: Experiment
+) -> None:
+    moved = experiment.model_copy(update={"trainer": experiment.trainer.model_copy(update={"env": {"A": "1"}})})
+    job.keep("trainer", moved)
+    with job.open_side("trainer", experiment, env={"A": "1"}) as first, job.open_side("trainer", moved) as second:
+        assert second is first
+
+
+def test_a_side_of_other_settings_is_not_the_kept_one(job: Job, experiment: Experiment) -> None:
+    other = experiment.model_copy(update={"trainer": experiment.trainer.model_copy(update={"micro_batch": 3})})
+    job.keep("trainer", experiment)
+    with job.open_side("trainer", experiment) as first, job.open_side("trainer", other) as second:
+        assert second is not first
+
+
+def test_a_kept_side_whose_work_was_broken_off_is_opened_anew(job: Job, experiment: Experiment) -> None:
+    job.keep("trainer", experiment)
+    with pytest.raises(RuntimeError), job.open_side("trainer", experiment) as first:
+        raise RuntimeError
+    assert not first.running
+    with job.open_side("trainer", experiment) as second:
+        assert second is not first
+    assert second.running
+    job.drop_prepared()
+    assert not second.running
+
+
+def test_on_a_gpu_nothing_is_kept(job: Job, experiment: Experiment) -> None:
+    job.keep("trainer", experiment.model_copy(update={"device": "cuda"}))
+    assert not job.kept

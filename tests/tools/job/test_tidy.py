@@ -25,9 +25,17 @@ def asked(folder: Path, kind: str, experiment: dict[str, Any]) -> None:
     (folder / "request.json").write_text(json.dumps({"kind": kind, "experiment": experiment}), encoding="utf-8")
 
 
-def worker(folder: Path, **env: str) -> subprocess.Popen[bytes]:
+PATIENT = (
+    "-c",
+    "from samebits.tools.sides import session; session.STOP_AFTER_S = 500; from samebits.tools import worker; "
+    "worker.main()",
+)
+"""The worker, which would wait so long for a side to close by itself."""
+
+
+def worker(folder: Path, how: tuple[str, str] = ("-m", "samebits.tools.worker"), **env: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "samebits.tools.worker", str(folder)],
+        [sys.executable, *how, str(folder)],
         env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
         start_new_session=True,
     )
@@ -63,18 +71,20 @@ def test_a_job_that_is_stopped_while_a_side_is_deaf_ends_at_once_with_its_sides(
             "workload": {"prompts": 2, "prompt_tokens": [3, 5], "new_tokens": 2},
         },
     )
-    process = worker(job, PYTHONPATH=str(tmp_path))
-    for _ in range(2400):
-        if mark.exists() or process.poll() is not None:
-            break
-        time.sleep(0.1)
-    assert mark.exists(), "the trainer side never began to load"
-    os.kill(process.pid, number)
-    process.wait(15)  # waiting for the side to close by itself would take 20 s
+    process = worker(job, PATIENT, PYTHONPATH=str(tmp_path))
+    try:
+        until = time.monotonic() + 500
+        while not mark.exists() and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        assert mark.exists(), "the trainer side never began to load"
+        os.kill(process.pid, number)
+        process.wait(300)  # waiting for the side to close by itself would take longer
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     assert json.loads((job / "result.json").read_text(encoding="utf-8"))["state"] == "cancelled"
-    for _ in range(50):
-        if not alive(process.pid):
-            break
+    until = time.monotonic() + 120
+    while alive(process.pid) and time.monotonic() < until:
         time.sleep(0.1)
     assert not alive(process.pid), "a process of the job's group outlived it"
 
@@ -96,7 +106,7 @@ def test_a_failed_job_leaves_its_record_its_logs_and_whole_artifacts(
             "workload": {"prompts": 2, "prompt_tokens": [3, 5], "new_tokens": 2},
         },
     )
-    assert worker(job).wait(120) == 0
+    assert worker(job).wait(600) == 0
     outcome = json.loads((job / "result.json").read_text(encoding="utf-8"))
     assert (outcome["state"], outcome["error"]) == ("failed", "user")
     kept = {path.name for path in job.iterdir()}

@@ -62,7 +62,7 @@ def minimize(tmp_path: Path, seen: Observation, **how: Any) -> tuple[Path, Repro
 
 def run(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-I", "repro.py"], cwd=folder, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-I", "repro.py"], cwd=folder, capture_output=True, text=True, check=False, timeout=600
     )
 
 

@@ -34,7 +34,7 @@ def inside(box: Box, code: str, before: str = "") -> str:
     spec |= {"file_bytes": box.file_bytes, "data_bytes": box.data_bytes}
     enter = f"from samebits.tools.sandbox import enter, seccomp\n{before}\nenter.main()"
     command = [sys.executable, "-c", enter, json.dumps(spec), sys.executable, "-c", code]
-    run = subprocess.run(command, capture_output=True, text=True, env=box.view.environment(), timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, env=box.view.environment(), timeout=600, check=False)
     return run.stdout + run.stderr
 
 
@@ -176,7 +176,7 @@ def test_secrets_and_foreign_variables_stay_out(view: View, monkeypatch: pytest.
 
 
 def test_descendants_and_their_memory_are_counted() -> None:
-    code = "import subprocess, sys, time; kept = bytearray(b'x' * (50 << 20)); subprocess.run(['sleep', '60'])"
+    code = "import subprocess, sys, time; kept = bytearray(b'x' * (50 << 20)); subprocess.run(['sleep', '600'])"
     process: subprocess.Popen[Any] = subprocess.Popen([sys.executable, "-IS", "-c", code])
     try:
         while not (family := below(process.pid)):

@@ -79,7 +79,7 @@ def test_what_was_pushed_stays_in_the_engine_while_the_trainer_goes_on(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1000,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -166,7 +166,7 @@ def test_trainer_rollout_says_what_it_did_not_compare_in_pieces(gated: Callable[
 
 
 def test_a_side_that_does_not_answer_is_ended_at_the_deadline(tmp_path: Path) -> None:
-    (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(60)\n")
+    (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(600)\n")
     experiment = Experiment.model_validate(
         {
             "trainer": {
@@ -179,7 +179,7 @@ def test_a_side_that_does_not_answer_is_ended_at_the_deadline(tmp_path: Path) ->
     deadline, begun = Deadline(time.monotonic() + 2), time.monotonic()
     with pytest.raises(OutOfTime):
         Session.start("trainer", experiment, "cpu", tmp_path, deadline=deadline)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 500, "the side was waited for"
 
 
 def test_the_deadline_of_a_job_is_that_of_its_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

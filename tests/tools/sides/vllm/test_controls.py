@@ -38,7 +38,7 @@ def probed(folder: Path) -> dict[str, Any]:
         env=env,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1000,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
