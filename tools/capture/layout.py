@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_IN_ORDER = tuple(tuple(range(rank)) for rank in range(65))
+
+
 @dataclass(slots=True, frozen=True)
 class Grid:
     """What is known of the shape of a pass."""
@@ -59,10 +62,11 @@ class Layout:
     def rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """[rows, columns]; a view where the layout allows it."""
         seen = tensor if self.split is None else tensor.reshape(self.split)
-        if self.axes != tuple(range(len(self.axes))):
+        if self.axes != _IN_ORDER[len(self.axes)]:
             seen = seen.permute(self.axes)
-        count, columns = prod(seen.shape[: self.lead]), prod(seen.shape[self.lead :])
-        flat = seen.reshape(count, columns)
+        shape = seen.shape
+        count = shape[0] if self.lead == 1 else shape[0] * shape[1]
+        flat = seen.reshape(count, -1 if seen.numel() else prod(shape[self.lead :]))
         return flat if self.repeat == 1 else flat.repeat(self.repeat, 1)
 
 

@@ -60,10 +60,10 @@ class Chosen:
     def pick(self, rows: torch.Tensor) -> torch.Tensor:
         """The kept rows of a [rows, columns] matrix; they may share its memory."""
         if self.kept is None:
-            return rows.detach()
+            return rows
         if rows.device not in self._on:
             self._on[rows.device] = self.kept.to(rows.device)
-        return rows.detach().index_select(0, self._on[rows.device])
+        return rows.index_select(0, self._on[rows.device])
 
 
 @dataclass(slots=True)
@@ -78,8 +78,8 @@ class Pass:
     """Calls of each module so far."""
     operators: dict[tuple[str, int, str], int] = field(default_factory=dict)
     """Calls of each operator inside one module call so far."""
-    layouts: dict[tuple[tuple[int, ...], Layout | None], Layout | None] = field(default_factory=dict)
-    """Layouts found in this pass."""
+    layouts: dict[tuple[int, ...], Layout | None] = field(default_factory=dict)
+    """Layouts found in this pass, without what is known from earlier passes."""
     clock: int = 0
     """Numbers everything that is taken, in time."""
 
@@ -101,10 +101,12 @@ class Pass:
 
     def layout(self, shape: tuple[int, ...], like: Layout | None) -> Layout | None:
         """See layout.find."""
-        key = (shape, like)
-        if key not in self.layouts:
-            self.layouts[key] = find(shape, self.grid, like)
-        return self.layouts[key]
+        if shape not in self.layouts:
+            self.layouts[shape] = find(shape, self.grid)
+        found = self.layouts[shape]
+        if like is None or not like.sure or (found is not None and found.sure and not found.head):
+            return found
+        return find(shape, self.grid, like)
 
     def tick(self) -> int:
         """The next place in time."""

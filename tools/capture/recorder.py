@@ -59,6 +59,10 @@ if TYPE_CHECKING:
     from samebits.tools.schema.sites import Edit
 
 
+_NUMBERED = {side: tuple(f"{side}{i}" for i in range(1024)) for side in ("in", "out")}
+"""Names of ports, made once: a name that is the same object is found faster than one that is equal."""
+
+
 @dataclass(slots=True)
 class Frame:
     """A module call that is running."""
@@ -138,6 +142,7 @@ class Recorder:
         self._operators = (plan is not None and plan.level == "operator") or self.sink.edits.operators
         self._mode = OperatorMode(self) if self._operators else None
         self._depth = 0
+        self._modules = None if plan is None or plan.modules is None else frozenset(plan.modules)
         self._sequences = (
             None if plan is None or plan.sequences is None else torch.tensor(plan.sequences, dtype=torch.int64)
         )
@@ -257,7 +262,7 @@ class Recorder:
 
     def _tapped(self, path: str) -> bool:
         """Tapped as a module by the plan."""
-        return self.plan is not None and (self.plan.modules is None or path in self.plan.modules)
+        return self.plan is not None and (self._modules is None or path in self._modules)
 
     def _ports(self, path: str) -> bool:
         """Its inputs and outputs are tapped."""
@@ -298,21 +303,18 @@ class Recorder:
         wanted = frame.recorded or self._ports(frame.path)
         if not wanted and frame.path not in self.sink.edits.modules:
             return None
-        names = iter([f"in{i}" for i, _ in enumerate(leaves(args))] + [f"in.{name}" for name, _ in leaves(kwargs)])
-        kind = type(frame.module).__name__
-
-        def take(tensor: torch.Tensor) -> torch.Tensor:
-            place = Place(frame.path, next(names), frame.call)
-            return self.sink.take(place, tensor, kind, record=wanted)
-
-        new_args, new_kwargs = mapped(args, take), mapped(kwargs, take)
+        new_args, new_kwargs = self._take(frame, "in", args, wanted), kwargs
+        if kwargs:
+            new_kwargs = self._take(frame, "in", kwargs, wanted, [f"in.{name}" for name, _ in leaves(kwargs)])
         if (frame.recorded or self._tapped(frame.path)) and self.plan is not None and self.plan.replay:
             frame.again = self.replays.prepare(self, frame, new_args, new_kwargs)
         return None if new_args is args and new_kwargs is kwargs else (new_args, new_kwargs)
 
     def _after(self, path: str) -> Callable[..., Any]:
         def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            if self.busy or not any(frame.path == path for frame in self._frames):
+            if self.busy or not self._frames:
+                return None
+            if self._frames[-1].path != path and not any(frame.path == path for frame in self._frames):
                 return None
             frame = self._frames.pop()
             while frame.path != path:
@@ -332,15 +334,18 @@ class Recorder:
             return None
         if frame.again is not None:
             self.replays.module(self, frame, args, kwargs, output)
-        names = iter(f"out{i}" for i, _ in enumerate(leaves(output)))
+        changed = self._take(frame, "out", output, wanted)
+        return None if changed is output else changed
+
+    def _take(self, frame: Frame, side: str, values: Any, record: bool, names: list[str] | None = None) -> Any:
+        """Take every tensor in `values`; the ports are `names`, or numbered."""
         kind = type(frame.module).__name__
+        ports = iter(_NUMBERED[side] if names is None else names)
 
         def take(tensor: torch.Tensor) -> torch.Tensor:
-            place = Place(frame.path, next(names), frame.call)
-            return self.sink.take(place, tensor, kind, record=wanted)
+            return self.sink.take(Place(frame.path, next(ports), frame.call), tensor, kind, record=record)
 
-        changed = mapped(output, take)
-        return None if changed is output else changed
+        return mapped(values, take)
 
     def _leave(self, frame: Frame) -> None:
         if frame.active and self._mode is not None:

@@ -72,8 +72,8 @@ class Sink:
         if chosen is None:
             chosen = self.running.head if layout is not None and layout.head else self.running.all
         if record and self.plan is not None:
-            self._record(place, tensor, producer, layout, chosen)
-        pending = self.edits.at(place)
+            self._record(place, entry, tensor, producer, layout, chosen)
+        pending = self.edits.at(place) if self.edits.pending else None
         return apply(pending, tensor, layout, chosen, in_place=in_place) if pending else tensor
 
     def _layout(self, tensor: torch.Tensor, like: Layout | None, chosen: Chosen | None) -> Layout | None:
@@ -84,7 +84,15 @@ class Sink:
             return None
         return self.running.layout(tuple(tensor.shape), like)
 
-    def _record(self, place: Place, tensor: torch.Tensor, producer: str, layout: Layout | None, chosen: Chosen) -> None:
+    def _record(
+        self,
+        place: Place,
+        entry: Entry | None,
+        tensor: torch.Tensor,
+        producer: str,
+        layout: Layout | None,
+        chosen: Chosen,
+    ) -> None:
         assert self.running is not None
         order = self.running.tick()
         if layout is None:
@@ -94,10 +102,9 @@ class Sink:
             return
         width = tensor.nbytes // chosen.total if self.store.keep_values else 0
         self.store.reserve(chosen.count * (width + 16), place)
-        entry = self._entry(place, order, tensor, producer)
         rows = chosen.pick(layout.rows(tensor))
-        self.store.add_rows(entry, chosen, layout, rows)
-        bounds = self._parts.get((place.module, place.port), ()) if not place.op else ()
+        self.store.add_rows(entry or self._entry(place, order, tensor, producer), chosen, layout, rows)
+        bounds = self._parts.get((place.module, place.port), ()) if self._parts and not place.op else ()
         for first, last in pairwise(bounds):
             part = place._replace(port=f"{place.port}[{first}:{last}]")
             self.store.add_rows(self._entry(part, order, tensor, producer), chosen, layout, rows[:, first:last])
@@ -106,9 +113,7 @@ class Sink:
         entry = self.store.entries.get(place)
         if entry is None:
             shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-            entry = self.store.entries[place] = Entry(
-                place.site, order, producer, dtype_name(tensor.dtype), shape, strides
-            )
+            entry = self.store.entries[place] = Entry(place, order, producer, dtype_name(tensor.dtype), shape, strides)
         return entry
 
     def _whole(self, place: Place, order: int, tensor: torch.Tensor, producer: str) -> None:

@@ -46,7 +46,7 @@ class Chunk:
 class Entry:
     """One tap."""
 
-    site: Site
+    place: Place
     order: int
     producer: str
     dtype: str
@@ -58,6 +58,11 @@ class Entry:
     """int64 [2] digest of the whole tensor, one per call that had no token rows."""
     whole: torch.Tensor | None = None
     """The tensor of the first such call, when stored."""
+
+    @property
+    def site(self) -> Site:
+        """Made when it is written: validating one takes longer than digesting a small tensor."""
+        return self.place.site
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,7 +70,7 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return value
     if isinstance(value, (tuple, list)):
         parts = [mapped(part, change) for part in value]
-        if all(new is old for new, old in zip(parts, value, strict=True)):
+        if all(map(is_, parts, value)):
             return value
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

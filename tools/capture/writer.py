@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.tools.capture.passes import rows_of
-from samebits.tools.diff.digest import digest_taps, digest_whole, to_hex
+from samebits.tools.diff.digest import digest_tap, digest_taps, to_hex
 from samebits.tools.schema.artifacts.base import Environment
 from samebits.tools.schema.artifacts.capture import CaptureManifest, Tap
 from samebits.tools.store import artifact
@@ -164,7 +164,7 @@ class Merged:
         if entry.whole is not None:
             self.tensors[f"whole.{number}"] = entry.whole
         one = bool((digests == digests[0]).all())
-        digest = digests[0] if one else digest_whole(digests)
+        digest = digests[0] if one else digest_tap(digests)
         self.tensors[f"digest.{number}"] = digests[:1] if one else digests
         self.taps.append(
             Tap(

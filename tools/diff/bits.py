@@ -7,10 +7,17 @@ Legend: R rows, C columns.
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
+from typing import TYPE_CHECKING
+
 import torch
 
 from samebits.tools.diff.digest import digest_rows, digest_tap, digest_whole, raw_bytes, to_hex
 from samebits.tools.schema.artifacts.divergence import Bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "compare",
@@ -99,13 +106,26 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
         ValueError: unequal dtype or shape.
     """
     _check(a, b)
-    return torch.equal(*_same_words(a.reshape(1, -1), b.reshape(1, -1)))
+    left, right = raw_bytes(a.reshape(1, -1)), raw_bytes(b.reshape(1, -1))
+    if left.device.type == right.device.type == "cpu":
+        return _memcmp()(left.data_ptr(), right.data_ptr(), left.numel()) == 0
+    return torch.equal(*_same_words(left, right))
+
+
+@cache
+def _memcmp() -> Callable[[int, int, int], int]:
+    """The C library's: torch.equal compares element by element, at a third of its speed and less."""
+    function = ctypes.CDLL(None).memcmp
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
+    return function
 
 
 def rows_differing(a_RC: torch.Tensor, b_RC: torch.Tensor) -> torch.Tensor:
     """bool [R]: rows with any unequal bit."""
     _check(a_RC, b_RC)
     left, right = _same_words(a_RC, b_RC)
+    if left.device.type == right.device.type == "cpu":
+        return torch.from_numpy((left.numpy() != right.numpy()).any(axis=1))  # twice as fast as torch's
     return (left != right).any(dim=1)
 
 

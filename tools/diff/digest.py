@@ -1,36 +1,46 @@
-"""The one definition of a digest: 128 bits over raw bytes in order.
+"""The one definition of a digest, VERSION 2: 128 bits over raw bytes in order.
 
-A row of n bytes is cut into segments of SEGMENT bytes (the last one may be shorter). Every byte b_j of a segment,
-read as int8, is multiplied by LANES fixed keys k_j (nonzero, |k| <= 63, from splitmix64), and summed exactly:
+A row of n bytes is cut into segments of SEGMENT bytes (the last one may be shorter). With every byte b_j of a segment
+read as int8, and two 56-bit keys per place, C_j0 and C_j1, a segment is known by two words,
 
-    s_l = sum_j b_j * k_jl          l = 0..LANES-1, exact in int32, so the order of the summation cannot matter
+    h_m = sum_j b_j * C_jm  mod 2^64,        C_jm = sum_i k_jmi * 128^i,  i = 0..7,  -64 <= k_jmi <= 63
 
-One changed byte changes every lane. Two changed bytes (a swap, a pair that would cancel in an XOR) leave one lane as
-it was with probability 1/126, hence all of them with 126^-24. The sums, two to a 64-bit word, are then mixed with the
-word's place (add, multiply, xor-shift, twice) and folded into two 64-bit words by two sets of odd multipliers, the
-length n comes in last: a row with zeros appended has another digest.
+A row of one segment has h as its digest, with (n + 1) * G_m added, G_m odd: zeros appended change it. The words of a
+longer row's segments are the bytes of the next level, which has keys of its own, until one segment is left. The digest
+of a tap is that of its rows' digests, again with keys of its own.
 
-All arithmetic is exact integer arithmetic, so every device gives the same value. Not cryptographic: nobody chooses
-the activations.
+**How sure is "equal"?** This is a universal hash, not a cryptographic one: nobody chooses the activations to meet the
+keys. For two given, different rows of equal length the chance of one digest, over the choice of the keys, is at most
+2^-112 per level: take a byte whose difference is d, 0 < |d| <= 255. All other keys given, d * C = t mod 2^64 fixes C
+modulo 2^57 at least, and C is uniform on 2^56 neighbouring integers, so that one value of it at most will do. That is
+2^-56 for each of the two words, whose keys are independent. A row of up to 8 KiB has one level, one of up to 4 MiB two,
+a tap of up to 512 rows one more: two captures of 10^9 rows each are told to be equal wrongly with less than 2^-80.
+The keys are fixed (bytes of splitmix64), which puts "looks random" in the place of "is random", as every fixed hash
+does. Shape and dtype do not enter: they are compared where digests are.
 
-The first step is an int8 matrix product: oneDNN or cuBLAS have it, and on CUDA a Triton kernel reads each byte once.
-|k| <= 63 keeps pairs of products inside int16, where CPUs without VNNI would saturate.
+All arithmetic is exact integer arithmetic, so neither the order of a sum nor the device can matter. The sums over i
+and m are taken last: a segment is first an int8 matrix product with the digits k, LANES sums that fit int32. oneDNN and
+cuBLAS have it, and on CUDA a Triton kernel reads each byte once. |k| <= 64 keeps pairs of products inside int16, where
+CPUs without VNNI would saturate.
 
-Legend: R rows, C columns, B bytes per row, W 64-bit words of sums per row, L lanes.
+Legend: R rows, C columns, B bytes per row, S segments per row, D digits, J places in a segment.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
-import numpy as np
 import torch
 
+VERSION = 2
+"""Also the schema version of Capture artifacts, so that one with other digests is refused."""
 SEGMENT = 8192
-LANES = 24
-_WORDS = LANES // 2
-_BLOCK = {"cpu": 1 << 11, "cuda": 1 << 20}
-"""Segments folded at a time: on CPU the temporary memory of the second step stays in cache."""
+DIGITS = 8
+LANES = 2 * DIGITS
+_TAP_LEVEL = 8
+"""First level of taps. Rows never come so far: level 7 would need 2^70 bytes."""
+_BLOCK = 4096
+"""Segments folded at a time on CPU, so that the temporary memory stays in cache."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -53,88 +63,93 @@ def _splitmix(stream: int, count: int) -> torch.Tensor:
 
 
 @cache
-def byte_keys(device: torch.device) -> torch.Tensor:
-    """int8 [SEGMENT, LANES] of the first step, values -63..-1 and 1..63."""
-    draw = _shifted(_splitmix(1, SEGMENT * LANES), 33) % 126
-    return torch.where(draw < 63, draw - 63, draw - 62).to(torch.int8).view(SEGMENT, LANES).to(device)
+def byte_keys(level: int, device: torch.device) -> torch.Tensor:
+    """int8 [SEGMENT, LANES], values -64..63: lane 2 * i + m of row j is the digit k_jmi."""
+    bytes_J2D = _splitmix(level + 1, 2 * SEGMENT).view(torch.uint8).view(SEGMENT, 2, DIGITS)
+    digits_JD2 = (bytes_J2D & 127).to(torch.int8).sub_(64).transpose(1, 2)
+    return digits_JD2.reshape(SEGMENT, LANES).to(device)
+
+
+@lru_cache(maxsize=512)
+def _first_keys(level: int, device: torch.device, length: int) -> torch.Tensor:
+    """The first `length` rows of the keys; kept, since taking a view costs as much as digesting a small tensor."""
+    return byte_keys(level, device)[:length]
 
 
 @cache
-def _word_keys(words: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Place key and two odd multipliers, int64 [words] each."""
-    place, first, second = (_splitmix(stream, words).to(device) for stream in (2, 3, 4))
-    return place, first | 1, second | 1
+def _length_keys(device: torch.device) -> torch.Tensor:
+    """int64 [2], odd."""
+    return (_splitmix(0, 2) | 1).to(device)
 
 
-def lane_sums(bytes_RB: torch.Tensor) -> torch.Tensor:
+def lane_sums(bytes_RB: torch.Tensor, level: int = 0) -> torch.Tensor:
     """First step.
 
     Args:
         bytes_RB: int8 [R, B], as raw_bytes gives them.
 
     Returns:
-        int32 [R, segments * LANES]: small, and independent of what is later written into the input's memory.
+        int32 [R, S * LANES]: small, and independent of what is later written into the input's memory.
     """
     rows, length = bytes_RB.shape
-    keys = byte_keys(bytes_RB.device)
+    if rows == 0 or length == 0:
+        return torch.zeros(rows, -(-length // SEGMENT) * LANES, dtype=torch.int32, device=bytes_RB.device)
+    if rows == 1 and length > SEGMENT:
+        return _one_row(bytes_RB, level)
     if bytes_RB.is_cuda:
         from samebits.tools.diff import digest_triton
 
-        return digest_triton.lane_sums(bytes_RB, keys)
-    if 0 < length <= SEGMENT:
-        return torch._int_mm(bytes_RB, keys if length == SEGMENT else keys[:length])
-    parts = []
-    for start in range(0, length, SEGMENT):
-        segment = bytes_RB[:, start : start + SEGMENT].contiguous()
-        parts.append(torch._int_mm(segment, keys[: segment.shape[1]]))
-    if not parts:
-        return torch.zeros(rows, 0, dtype=torch.int32, device=bytes_RB.device)
-    return torch.cat(parts, dim=1)
+        return digest_triton.lane_sums(bytes_RB, byte_keys(level, bytes_RB.device))
+    device = bytes_RB.device
+    if length <= SEGMENT:
+        return torch._int_mm(bytes_RB, _first_keys(level, device, length))
+    if length % SEGMENT == 0:
+        return torch._int_mm(bytes_RB.view(-1, SEGMENT), byte_keys(level, device)).view(rows, -1)
+    if rows * SEGMENT < length:
+        return torch.cat([_one_row(row_B[None], level) for row_B in bytes_RB])
+    parts = torch.split(bytes_RB, SEGMENT, dim=1)  # read where they are: no copy
+    return torch.cat([torch._int_mm(part, _first_keys(level, device, part.shape[1])) for part in parts], dim=1)
 
 
-def fold(sums: torch.Tensor, length: int) -> torch.Tensor:
-    """Second step: int64 [R, 2] from int32 [R, segments * LANES] of rows of `length` bytes each."""
-    block = _fold_on_cpu if sums.device.type == "cpu" and sums.shape[1] else _fold_block
-    step = max(1, _BLOCK.get(sums.device.type, 1 << 12) * LANES // max(LANES, sums.shape[1]))
-    parts = [block(part, length) for part in torch.split(sums, step)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _one_row(bytes_1B: torch.Tensor, level: int) -> torch.Tensor:
+    """A long row by itself: its segments are as good as rows."""
+    full = bytes_1B.shape[1] // SEGMENT * SEGMENT
+    sums = lane_sums(bytes_1B[:, :full].view(-1, SEGMENT), level).view(1, -1)
+    return sums if full == bytes_1B.shape[1] else torch.cat([sums, lane_sums(bytes_1B[:, full:], level)], dim=1)
 
 
-def _fold_on_cpu(sums: torch.Tensor, length: int) -> torch.Tensor:
-    """As _fold_block, word by word over all rows: NumPy has unsigned words, and starts a small operation in a third of
-    the time."""
-    words_RW = sums.contiguous().numpy().view(np.uint64)
-    place, first, second = (key.numpy().view(np.uint64)[:, None] for key in _word_keys(words_RW.shape[1], sums.device))
-    mixed_WR = np.ascontiguousarray(words_RW.T) + place
-    spare_WR = np.empty_like(mixed_WR)
-    for multiplier in (_M1, _M2):
-        np.multiply(mixed_WR, np.uint64(multiplier), out=mixed_WR)
-        np.right_shift(mixed_WR, np.uint64(32), out=spare_WR)
-        np.bitwise_xor(mixed_WR, spare_WR, out=mixed_WR)
-    folded_R2 = np.empty((len(words_RW), 2), dtype=np.uint64)
-    for side, key in enumerate((first, second)):
-        np.multiply(mixed_WR, key, out=spare_WR)
-        np.add.reduce(spare_WR, axis=0, out=folded_R2[:, side])
-    folded_R2 += np.uint64(length * _GOLDEN & (1 << 64) - 1)
-    folded_R2 ^= folded_R2 >> np.uint64(29)
-    folded_R2 *= np.uint64(_M1)
-    folded_R2 ^= folded_R2 >> np.uint64(32)
-    return torch.from_numpy(folded_R2.view(np.int64))
+def fold(sums: torch.Tensor, length: int, level: int = 0) -> torch.Tensor:
+    """Second step: int64 [R, 2] from int32 [R, S * LANES] of rows of `length` bytes each.
+
+    Args:
+        level: that of the lane sums.
+    """
+    rows, segments = len(sums), sums.shape[1] // LANES
+    words = _words(sums.view(rows * segments, LANES))
+    while segments > 1:
+        level += 1
+        bytes_RB = words.view(rows, 2 * segments).view(torch.int8)
+        sums = lane_sums(bytes_RB, level)
+        segments = sums.shape[1] // LANES
+        words = _words(sums.view(rows * segments, LANES))
+    if segments == 0:
+        words = words.new_zeros(rows, 2)
+    return words.add_(_length_keys(sums.device) * (length + 1))
 
 
-def _fold_block(sums: torch.Tensor, length: int) -> torch.Tensor:
-    words_RW = sums.view(torch.int64) if sums.shape[1] else sums.to(torch.int64)
-    place, first, second = _word_keys(words_RW.shape[1], words_RW.device)
-    mixed = words_RW + place
-    halves = mixed.view(torch.int32).view(*mixed.shape, 2)
-    for multiplier in (_M1, _M2):
-        mixed.mul_(_signed(multiplier))
-        halves[..., 0] ^= halves[..., 1]  # word ^= word >> 32; little-endian
-    product = mixed * first
-    folded = torch.stack([product.sum(1), torch.mul(mixed, second, out=product).sum(1)], dim=1)
-    folded += _signed(length * _GOLDEN)
-    folded = (folded ^ _shifted(folded, 29)) * _signed(_M1)
-    return folded ^ _shifted(folded, 32)
+def _words(sums_NL: torch.Tensor) -> torch.Tensor:
+    """int64 [N, 2], the words h of N segments."""
+    if sums_NL.is_cuda or len(sums_NL) <= _BLOCK:
+        return _joined(sums_NL)
+    return torch.cat([_joined(part) for part in torch.split(sums_NL, _BLOCK)])
+
+
+def _joined(sums_NL: torch.Tensor) -> torch.Tensor:
+    """Neighbours first: 8 digits become 4, 2, 1."""
+    words = sums_NL.view(-1, DIGITS, 2).to(torch.int64)
+    for half in (4, 2, 1):
+        words = torch.add(words[:, :half], words[:, half:], alpha=1 << (7 * half))
+    return words[:, 0]
 
 
 def raw_bytes(rows_RC: torch.Tensor) -> torch.Tensor:
@@ -143,6 +158,8 @@ def raw_bytes(rows_RC: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"rows must be [R, C], not {tuple(rows_RC.shape)}")
     if rows_RC.numel() == 0:
         return torch.zeros(rows_RC.shape[0], 0, dtype=torch.int8, device=rows_RC.device)
+    if rows_RC.stride() == (rows_RC.shape[1], 1) and not rows_RC.is_complex():
+        return rows_RC.detach().view(torch.int8)
     plain = torch.view_as_real(rows_RC) if rows_RC.is_complex() else rows_RC
     whole = plain.detach().contiguous()
     # Axes of size 1 may carry any stride, and views to another width refuse it.
@@ -158,40 +175,23 @@ def digest_rows(rows_RC: torch.Tensor) -> torch.Tensor:
     Returns:
         int64 [R, 2] on the same device.
     """
+    return _digests(rows_RC, 0)
+
+
+def _digests(rows_RC: torch.Tensor, level: int) -> torch.Tensor:
     with torch.no_grad():
         bytes_RB = raw_bytes(rows_RC)
-        return fold(lane_sums(bytes_RB), bytes_RB.shape[1])
+        return fold(lane_sums(bytes_RB, level), bytes_RB.shape[1], level)
 
 
 def digest_whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Digest of all bytes of a tensor in its logical order: int64 [2]. Its shape and dtype do not enter.
-
-    The bytes are cut into rows of SEGMENT bytes, the digests of those are the bytes of the next level; the length of
-    the whole is folded in at the end.
-    """
-    return _whole_rows(raw_bytes(tensor.detach().reshape(1, -1)))[0]
-
-
-def _whole_rows(flat_NB: torch.Tensor) -> torch.Tensor:
-    """digest_whole of each of N byte strings of one length: int64 [N, 2]."""
-    count, length = flat_NB.shape
-    while True:
-        size = flat_NB.shape[1]
-        full = size // SEGMENT * SEGMENT
-        parts = [digest_rows(flat_NB[:, :full].reshape(-1, SEGMENT)).view(count, -1)] if full else []
-        if full < size or not parts:
-            parts.append(digest_rows(flat_NB[:, full:].contiguous()))
-        digests = torch.cat(parts, dim=1)
-        if digests.shape[1] == 2:
-            break
-        flat_NB = digests.view(torch.int8)
-    closing = torch.tensor([[length, 0]], dtype=torch.int64, device=flat_NB.device).expand(count, 2)
-    return digest_rows(torch.cat([digests, closing], dim=1))
+    """Digest of all bytes of a tensor in its logical order, as of one row: int64 [2]."""
+    return digest_rows(tensor.detach().reshape(1, -1))[0]
 
 
 def digest_tap(digests_R2: torch.Tensor) -> torch.Tensor:
     """Digest of a tap from the digests of its rows, already in (sequence, position) order: int64 [2]."""
-    return digest_whole(digests_R2)
+    return _digests(digests_R2.reshape(1, -1), _TAP_LEVEL)[0]
 
 
 def digest_taps(taps: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -202,7 +202,7 @@ def digest_taps(taps: list[torch.Tensor]) -> list[torch.Tensor]:
     out = list(taps)
     for numbers in by_rows.values():
         together = torch.stack([taps[number].reshape(-1) for number in numbers])
-        for number, digest in zip(numbers, _whole_rows(raw_bytes(together)), strict=True):
+        for number, digest in zip(numbers, _digests(together, _TAP_LEVEL), strict=True):
             out[number] = digest
     return out
 

@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 
 SEGMENT = 8192
-LANES = 24
-_LANES_PADDED = 32
+LANES = 16
 
 
 @triton.jit
@@ -24,15 +23,14 @@ def lane_sums_kernel(  # type: ignore[no-untyped-def]
     segments,
     SEGMENT: tl.constexpr,
     LANES: tl.constexpr,
-    LANES_PADDED: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
     """out[r, s, l] = sum over the bytes j of segment s of bytes[r, s * SEGMENT + j] * keys[j, l], int32."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     segment = tl.program_id(1).to(tl.int64)
-    lane = tl.arange(0, LANES_PADDED)
-    total = tl.zeros([BLOCK_R, LANES_PADDED], dtype=tl.int32)
+    lane = tl.arange(0, LANES)
+    total = tl.zeros([BLOCK_R, LANES], dtype=tl.int32)
     size = tl.minimum(length - segment * SEGMENT, SEGMENT)
     for start in range(0, size, BLOCK_B):
         byte = start + tl.arange(0, BLOCK_B)
@@ -44,12 +42,12 @@ def lane_sums_kernel(  # type: ignore[no-untyped-def]
         )
         keys = tl.load(
             keys_ptr + byte[:, None] * LANES + lane[None, :],
-            mask=inside[:, None] & (lane[None, :] < LANES),
+            mask=inside[:, None],
             other=0,
         )
         total += tl.dot(data, keys, out_dtype=tl.int32)
     place = (row[:, None] * segments + segment) * LANES + lane[None, :]
-    tl.store(out_ptr + place, total, mask=(row[:, None] < rows) & (lane[None, :] < LANES))
+    tl.store(out_ptr + place, total, mask=row[:, None] < rows)
 
 
 def lane_sums(bytes_RB: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -69,7 +67,6 @@ def lane_sums(bytes_RB: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
             segments,
             SEGMENT=SEGMENT,
             LANES=LANES,
-            LANES_PADDED=_LANES_PADDED,
             BLOCK_R=block_rows,
             BLOCK_B=128,
             num_warps=4,

@@ -13,7 +13,7 @@ class Tap(Model):
     """One tensor taken at a site, cut into token rows.
 
     taps.safetensors holds, for tap number k: `digest.k` int64 [rows, 2] (128 bits per token row, see
-    tools/diff/bits.py) and, when stored, `value.k` [rows, columns] in the tap's dtype. Rows are those of its row set
+    tools/diff/digest.py) and, when stored, `value.k` [rows, columns] in the tap's dtype. Rows are those of its row set
     `rows.SET` int32 [rows, 2] (sequence, position), sorted; `passes.SET` int32 [rows] is the forward pass each row was
     computed in (the rows that went through an operator together). What has no token rows (weights, scalars, masks) has
     `digest.k` int64 [calls, 2] (one row when all calls were equal) and, when stored, `whole.k`, the tensor of its first
@@ -53,6 +53,8 @@ class Replay(Model):
 
 
 class CaptureManifest(Manifest):
+    schema_version: int = 2
+    """The version of the digest (tools/diff/digest.py): digests of two versions are never compared."""
     kind: Literal["capture"] = "capture"
     role: Literal["rollout", "trainer"]
     plan: CapturePlan
