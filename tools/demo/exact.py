@@ -54,7 +54,6 @@ def exact_and_update(job: Job, experiment: Experiment) -> Proven:
         job.prepare("trainer", experiment)
         engine = stack.enter_context(job.open_side("rollout", experiment))
         trainer = stack.enter_context(job.open_side("trainer", experiment))
-        job.prepare("trainer", experiment)  # of the next step, which wants the weights before the update
         rollout = obtain(None, experiment, lambda: engine, job).folder
         exact, after_N = _recompute(job, rollout, engine, trainer)
         begun = time.monotonic()

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from samebits.kernels.adapters.setup.settings import DEFAULT
 from samebits.tools.demo.exact import Proven, exact_and_update, find_planted_ulp
-from samebits.tools.diff.triggers import TRIGGERS
+from samebits.tools.diff.triggers import likely
 from samebits.tools.diff.verb import run_diff
 from samebits.tools.job.job import Job, device_of
 from samebits.tools.measure.answer import said_of
@@ -58,7 +60,7 @@ class Story:
         folder = self.job.folder / name
         folder.mkdir()
         events = self.job.events or self.job.folder / "events.jsonl"
-        return Job(folder, events=events, prepared=self.job.prepared)
+        return Job(folder, events=events, prepared=self.job.prepared, kept=self.job.kept)
 
     def tell(self, title: str, text: str, *, held: bool, stats: GapStats | None = None, spare: float = 0.0) -> None:
         """End a step; `spare` seconds of what has passed belong to the next one."""
@@ -72,27 +74,37 @@ class Story:
 def run_demo(request: DemoRequest, job: Job) -> Result:
     """Carry out the seven steps; the verdict is exact only if every step saw what it must."""
     device = device_of(Experiment(device=request.device))
-    model = write_tiny(job.folder / "model", request.family)
-    one = {"OMP_NUM_THREADS": "1"} if device == "cpu" else {}
-    # Waiting threads sleep: on a busy machine spinning ones take all the time there is.
-    two = {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"} if device == "cpu" else {}
-    stock = experiment_for(model, device, one)
+    model = job.folder / "model"
+    # The keys are split over threads: with one there is nothing to see in step 2. Waiting threads sleep: on a busy
+    # machine spinning ones take all the time there is.
+    threads = {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"} if device == "cpu" else {}
+    stock = experiment_for(model, device, threads)
+    if device == "cpu":
+        torch.set_num_threads(1)  # for this process: the side at work beside it has the other core
     story = Story(job)
-    # The keys are split over threads: with one there is nothing to see.
-    threaded = experiment_for(model, device, two, workload=LONG)
     job.prepare("rollout", stock)
-    job.prepare("rollout", threaded)
+    write_tiny(model, request.family)
+    # What step 2 will most likely switch, first and in the end: the processes load their libraries meanwhile, and the
+    # last engine goes on to step 3.
+    off = {trigger.variable: trigger.off for trigger in (likely(device) if device == "cpu" else [])}
+    first, last = (experiment_for(model, device, dict(part) | threads) for part in ([*off.items()][:1], off.items()))
+    job.keep("rollout", stock)
+    if off:
+        job.prepare("rollout", first)
     before = _gap(story, stock)
-    if device == "cpu":  # most likely what step 2 ends with: the process then waits for step 3
-        off = {trigger.variable: trigger.off for trigger in TRIGGERS if trigger.device == device}
-        job.prepare("rollout", experiment_for(model, device, off | one))
-    switches = _against_itself(story, threaded) | one
-    work = _work_list(story, experiment_for(model, device, switches, workload=FEW))
+    if off:
+        job.keep("rollout", last)
+        job.prepare("rollout", last)
+        job.prepare("trainer", last)
+    switches = _against_itself(story, experiment_for(model, device, threads, workload=LONG)) | threads
+    job.release("rollout", stock)
     table = DEFAULT[device]
     # samebits' own operators need no switch of the engine's.
-    closed = experiment_for(model, device, switches if table == "vllm" else one, kernels=table)
-    job.prepare("rollout", closed)
-    job.prepare("trainer", closed)
+    closed = experiment_for(model, device, switches if table == "vllm" else threads, kernels=table)
+    for role in ("rollout", "trainer"):
+        job.keep(role, closed)
+        job.prepare(role, closed)
+    work = _work_list(story, experiment_for(model, device, switches, workload=FEW))
     _repro(story, work[1])
     proven = exact_and_update(story.part("exact"), closed)
     story.tell(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from samebits.tools.diff import compiled, report, within
 from samebits.tools.diff.asking import Asker
 from samebits.tools.diff.rows import by_digest
-from samebits.tools.diff.triggers import TRIGGERS, for_kind
+from samebits.tools.diff.triggers import for_kind, likely
 from samebits.tools.job.job import device_of, runs_compiled
 from samebits.tools.job.rollouts import obtain
 from samebits.tools.measure.answer import figures
@@ -162,9 +162,8 @@ class Search:
     def _foresee(self, switches: dict[str, str]) -> None:
         """Let the process of the switch that is likely tried next load its libraries while this one works."""
         experiment = self.request.experiment
-        for trigger in TRIGGERS:
-            known = experiment.rollout.env | switches
-            if trigger.device == device_of(experiment) and known.get(trigger.variable) != trigger.off:
+        for trigger in likely(device_of(experiment)):
+            if (experiment.rollout.env | switches).get(trigger.variable) != trigger.off:
                 self.job.prepare("rollout", experiment, env=switches | {trigger.variable: trigger.off})
                 return
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 
 @dataclass(slots=True, frozen=True)
 class Trigger:
@@ -19,6 +21,8 @@ class Trigger:
     variable: str
     off: str
     meaning: str
+    amx: bool = False
+    """Acts only on a CPU with AMX."""
 
 
 TRIGGERS = (
@@ -28,6 +32,7 @@ TRIGGERS = (
         "ONEDNN_MAX_CPU_ISA",
         "AVX512_CORE_BF16",
         "with AMX tiles the bfloat16 products of one row and of several rows add in another order",
+        amx=True,
     ),
     Trigger(
         "cpu",
@@ -56,3 +61,10 @@ TRIGGERS = (
 def for_kind(kind: str, device: str) -> list[Trigger]:
     """Triggers that can act on this kind of operator on this device."""
     return [trigger for trigger in TRIGGERS if trigger.kind == kind and trigger.device == device]
+
+
+def likely(device: str) -> list[Trigger]:
+    """Triggers that may act on this machine, in the order in which a search meets them. Only for what is made ready
+    ahead: what is named has been tried."""
+    amx = torch.cpu._is_amx_tile_supported()
+    return [trigger for trigger in TRIGGERS if trigger.device == device and (amx or not trigger.amx)]

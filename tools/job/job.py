@@ -28,6 +28,8 @@ class Job:
     counter: dict[str, int] = field(default_factory=dict)
     prepared: dict[tuple[str, ...], Session] = field(default_factory=dict)
     """Processes of sides that wait to be opened."""
+    kept: dict[tuple[str, ...], Session | None] = field(default_factory=dict)
+    """Sides that stay open from one verb to the next, by what they were opened with; None: not opened yet."""
     deadline: Deadline = field(default_factory=Deadline)
     """For every answer of a side that this job opened."""
 
@@ -51,16 +53,37 @@ class Job:
         env: Mapping[str, str] | None = None,
         taps: bool = False,
     ) -> Session:
-        """Start a side of this experiment (a context manager)."""
+        """Start a side of this experiment (a context manager), or give the kept one that was opened with the same."""
         config = experiment.rollout if role == "rollout" else experiment.trainer
+        key = _model_key(role, experiment, env, taps=taps)
+        kept = self.kept.get(key)
+        if kept is not None and kept.running:
+            kept.deadline = self.deadline
+            return kept
         self.emit("open", f"loading the {role} side: {config.side}")
-        waiting = self.prepared.pop(_key(role, experiment, env), None)
         device = device_of(experiment)
-        if waiting is None:
-            return Session.start(role, experiment, device, self.folder, env=env, taps=taps, deadline=self.deadline)
-        waiting.deadline = self.deadline
-        waiting.open(experiment, device, taps=taps)
-        return waiting
+        session = self.prepared.pop(_key(role, experiment, env), None)
+        if session is None:
+            session = Session.launch(role, experiment, device, self.folder, env=env)
+        session.deadline = self.deadline
+        session.open(experiment, device, taps=taps)
+        if key in self.kept:
+            session.kept, self.kept[key] = True, session
+        return session
+
+    def keep(self, role: Literal["rollout", "trainer"], experiment: Experiment) -> None:
+        """From now on this side stays open when whoever opened it is done with it: the next verb of this job that asks
+        for the same gets it as it is, with the weights that were pushed into it. On a GPU nothing is kept: it has room
+        for one side.
+        """
+        if device_of(experiment) == "cpu":
+            self.kept.setdefault(_model_key(role, experiment, None, taps=False))
+
+    def release(self, role: Literal["rollout", "trainer"], experiment: Experiment) -> None:
+        """End a kept side."""
+        session = self.kept.pop(_model_key(role, experiment, None, taps=False), None)
+        if session is not None:
+            session.end()
 
     def prepare(
         self,
@@ -73,13 +96,20 @@ class Job:
         with one core there is nothing to gain). Whoever runs the job calls `drop_prepared` at its end.
         """
         key = _key(role, experiment, env)
+        kept = self.kept.get(_model_key(role, experiment, env, taps=False))
+        if kept is not None and kept.running:
+            return
         if key not in self.prepared and (os.cpu_count() or 1) > 1:
             self.prepared[key] = Session.launch(role, experiment, device_of(experiment), self.folder, env=env)
 
     def drop_prepared(self) -> None:
-        """End what was prepared and never opened."""
+        """End what was prepared and never opened, and what was kept."""
         while self.prepared:
             self.prepared.popitem()[1].stop()
+        while self.kept:
+            session = self.kept.popitem()[1]
+            if session is not None:
+                session.end(hurry=True)
 
 
 def _key(role: str, experiment: Experiment, env: Mapping[str, str] | None) -> tuple[str, ...]:
@@ -87,6 +117,14 @@ def _key(role: str, experiment: Experiment, env: Mapping[str, str] | None) -> tu
     config = experiment.rollout if role == "rollout" else experiment.trainer
     variables = sorted((dict(config.env) | dict(env or {})).items())
     return (role, config.side, repr(config.kernels), repr(variables), device_of(experiment))
+
+
+def _model_key(role: str, experiment: Experiment, env: Mapping[str, str] | None, *, taps: bool) -> tuple[str, ...]:
+    """Sides with the same key have the same process, model and settings."""
+    config = experiment.rollout if role == "rollout" else experiment.trainer
+    model = experiment.rollout.model if role == "rollout" else experiment.trainer_model
+    settings = config.model_copy(update={"env": {}}).model_dump_json()  # the environment is in the process's key
+    return (*_key(role, experiment, env), str(model), settings, repr(taps))
 
 
 def runs_compiled(experiment: Experiment) -> bool:

@@ -1,14 +1,16 @@
 """The process of one side: reads commands from one pipe, answers on another, logs to its stderr.
 
-    python -m samebits.tools.sides.child COMMAND_FD REPLY_FD LIBRARY...
+    python -m samebits.tools.sides.child COMMAND_FD REPLY_FD SIDE DEVICE [LIBRARY...]
 
-Each LIBRARY ("vllm", "transformers") is imported before the first command is there; other words are passed over.
+What SIDE and each LIBRARY ("vllm", "transformers"; others are passed over) need is imported before the first command is
+there.
 
 Its environment is set by the session before the interpreter starts, so that libraries see it at import.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -81,16 +83,30 @@ def carry_out(side: Side | None, command: Command) -> tuple[Side | None, Done]:
     raise AssertionError(command)
 
 
-def warm(libraries: list[str]) -> None:
+def warm(words: list[str]) -> None:
     """Import what this side will need. What fails here fails again, and is answered, when the side is opened."""
+    gc.disable()  # nothing of what is imported is garbage: looking through it takes a fifth of the time
     with suppress(Exception):
         from samebits.kernels.adapters.setup import cpu_isa
 
         cpu_isa.apply()
-        if "transformers" in libraries:
+        if "transformers" in words:
             from transformers import AutoModelForCausalLM  # noqa: F401
-        if "vllm" in libraries:
+        if "vllm" in words:
             import vllm.entrypoints.llm  # noqa: F401
+        if words[:2] == ["vllm", "cpu"]:
+            _warm_cpu_engine()
+    gc.freeze()
+    gc.enable()
+
+
+def _warm_cpu_engine() -> None:
+    """What the engine loads on its way up, and what its sampler, which it compiles, asks the compiler first."""
+    import torch._inductor.compile_fx  # noqa: F401
+    import vllm.v1.worker.gpu_worker  # noqa: F401
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    pick_vec_isa()
 
 
 def answer(side: Side | None, line: str) -> tuple[Side | None, Reply]:
@@ -116,6 +132,7 @@ def main() -> None:
         side, reply = answer(side, line)
         replies.write(reply.model_dump_json() + "\n")
     if side is not None:
+        gc.freeze()  # vLLM collects garbage twice on its way down: all of it goes with the process
         side.close()
     # Engines hold threads and atexit handlers that take up to 20 s to wind down; every reply and artifact is out.
     sys.stdout.flush()

@@ -68,6 +68,8 @@ class Session:
     opened: Done | None = None
     busy: bool = False
     """A command was sent and not answered yet."""
+    kept: bool = False
+    """The job goes on with it when a verb is done: `stop` leaves it open, unless the work was broken off."""
     _rest: bytes = b""
 
     @classmethod
@@ -121,7 +123,7 @@ class Session:
 
         command_read, command_write = os.pipe()
         reply_read, reply_write = os.pipe()
-        wanted = [config.side, "vllm"] if config.kernels == "vllm" else [config.side]
+        wanted = [config.side, device, *(["vllm"] if config.kernels == "vllm" else [])]
         printed = Log(log, keep_head=True)
         # Same process group as the worker: killing the group leaves no orphan.
         process = subprocess.Popen(
@@ -189,17 +191,30 @@ class Session:
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
+    @property
+    def running(self) -> bool:
+        """Whether it can be asked."""
+        return self.commands >= 0 and self.process.poll() is None
+
     def stop(self, *, hurry: bool = False) -> None:
-        """End the process: ask first, then kill.
+        """End the process, unless it is kept: ask first, then kill.
 
         Args:
             hurry: the work was broken off (an error, Ctrl-C): there is nothing to wait for.
         """
+        if hurry or not self.kept:
+            self.end(hurry=hurry)
+
+    def end(self, *, hurry: bool = False) -> None:
+        """See `stop`; a kept one too. Once it has ended nothing happens."""
+        if self.commands < 0:
+            return
         with suppress(OSError):
             os.write(self.commands, Close().model_dump_json().encode() + b"\n")
         for descriptor in (self.commands, self.replies):
             with suppress(OSError):
                 os.close(descriptor)
+        self.commands = self.replies = -1  # the numbers may be those of other files from now on
         try:
             deaf = self.opened is None or (hurry and self.busy)
             self.process.wait(0.0 if deaf else HURRY_S if hurry else STOP_AFTER_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from samebits.tools.demo import verb
 from samebits.tools.demo.exact import Proven
+from samebits.tools.diff.triggers import likely
 from samebits.tools.job.job import Job
 from samebits.tools.schema.artifacts.divergence import DivergenceManifest, Identical
 from samebits.tools.schema.artifacts.gap import GapStats
@@ -68,3 +71,11 @@ def test_the_demo_tells_seven_true_steps(tmp_path: Path) -> None:
     assert answer.verdict == "equal", answer.summary
     assert [row["held"] for row in answer.rows] == [True] * STEPS
     assert answer.rows[0]["differ"] == "1024/1024"
+    assert [row["differ"] for row in answer.rows[4:6]] == ["0/1024", "0/1024"]
+    # Stock, with what step 2 switched off, with vLLM's operators: what one step opened serves the steps that want the
+    # same.
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    opened = Counter(event["message"] for event in events if event["phase"] == "open")
+    assert opened["loading the trainer side: transformers"] == 3
+    assert opened["loading the rollout side: vllm"] == 1 + len(likely("cpu"))
+    assert not job.prepared

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 import torch
 
-from samebits.tools.diff import itself, triggers
+from samebits.tools.diff import triggers
 from samebits.tools.diff.itself import diff_itself
 from samebits.tools.job.job import Job
 from samebits.tools.schema.artifacts.divergence import DivergenceManifest
@@ -64,8 +64,7 @@ def test_a_linear_that_follows_the_number_of_rows_is_named_when_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With no switch known, the module run alone on its own inputs is the proof."""
-    for module in (triggers, itself):
-        monkeypatch.setattr(module, "TRIGGERS", ())
+    monkeypatch.setattr(triggers, "TRIGGERS", ())
     env = {name: value for name, value in PLAIN.items() if name != "ONEDNN_MAX_CPU_ISA"}
     found = looked(tmp_path, env | {"VLLM_CPU_ATTN_SPLIT_KV": "0", "OMP_NUM_THREADS": "1"}, dtype="bfloat16")
     assert [(item.kind, item.cause.name) for item in found.work] == [("linear", "order_batch")]
