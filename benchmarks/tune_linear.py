@@ -19,6 +19,7 @@ import torch
 from timing import copies_for, graph_of, replay_us
 from torch import Tensor
 from torch.nn import functional
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from samebits.kernels.ops.linear import cublaslt, inputs
 from samebits.kernels.ops.linear.contract import contract
@@ -29,8 +30,8 @@ from samebits.kernels.ops.linear.triton import PLAIN, Config, linear_kernel
 
 EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 """Largest M of each row of the table; the last row holds for every larger M too."""
-SEGMENT_EDGES = (*EDGES[:-1], 2048, 4096)
-"""The same for shapes with segments: where one GPU is full without a program for each segment is found between."""
+SEGMENT_EDGES = (*EDGES[:-1], 2048, 4096, 8192)
+"""The same for shapes with segments: somewhere here the GPU is full without a program for each segment."""
 NARROW = (
     *((8, 16, 512, w, s, True) for w, s in ((1, 3), (2, 3), (4, 3), (1, 4))),
     *(
@@ -113,7 +114,10 @@ WIDE = (
         (128, 128, 64, 8, 4, False),
         (128, 128, 64, 4, 4, False),
         (128, 128, 64, 4, 4, True),
+        (128, 128, 64, 8, 6, False),
+        (128, 128, 128, 8, 3, False),
         (128, 256, 64, 8, 3, False),
+        (128, 256, 64, 8, 4, False),
     ),
     *((64, 256, 64, 4, 4, False), (128, 256, 64, 8, 4, True), (64, 256, 64, 8, 4, False)),
 )
@@ -141,25 +145,41 @@ def entries(M: int, N: int, K: int) -> list[list[Any]]:
     except cublaslt.CublasLtError as error:
         print("nothing of cuBLASLt:", problem, error, flush=True)
     found: list[list[Any]] = [["cublaslt" if S == 1 else "batch", algo if i else None] for i, algo in enumerate(algos)]
-    ways = ("triton",) if S == 1 else ("split", "walk") if M >= 128 else ("split",)
     for c in candidates(M, N):
         tile = [c.block_m, c.block_n, c.block_k, c.warps, c.stages, int(c.swap)]
-        found += [[way, *tile] for way in ways if way != "walk" or c.block_m * c.block_n >= 4096]
+        found += [[way, *tile] for way in ways(c, S, M)]
     return found
+
+
+def ways(config: Config, S: int, M: int) -> list[str]:
+    """What is tried with a tile: one program for all segments only where rows fill the GPU, descriptors for wgmma."""
+    if S == 1:
+        return ["triton"]
+    found = ["split"]
+    if M >= 1024 and config.block_m * config.block_n >= 4096:
+        found.append("walk")
+    return found + [f"{way} tma" for way in found if config.block_m >= 64 and not config.swap]
 
 
 def compile_one(config: Config, way: str, divisible: bool) -> None:
     """Fill the compile cache for one configuration."""
     pointer = torch.empty(16, dtype=torch.bfloat16, device="cuda")
-    out = torch.empty(16, dtype=torch.float32, device="cuda") if way == "split" else pointer
+    out = torch.empty(16, dtype=torch.float32, device="cuda") if way.startswith("split") else pointer
     size = 4096 if divisible else 4100
     kernel = linear_kernel if way == "triton" else segments_kernel
-    own = {"EVEN_K": True} if way == "triton" else {"WALK": way == "walk", "EARLY": way == "split"}
+    tma = way.endswith("tma")
+    own = {"EVEN_K": True} if way == "triton" else {"TMA": tma, "EARLY": way.startswith("split")}
     try:
+        x, weight = (
+            TensorDescriptor.from_tensor(pointer.new_empty(rows, config.block_k), [rows, config.block_k])
+            if tma
+            else pointer
+            for rows in (config.block_m, config.block_n)
+        )
         kernel.warmup(
-            *(pointer, pointer, pointer, out),
+            *(x, weight, pointer, out),
             *(3, size, 4096),
-            *(() if way == "triton" else (1024,)),
+            *(() if way == "triton" else (1024, 1024)),
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
             BLOCK_K=config.block_k,
@@ -190,10 +210,11 @@ def tune(N: int, K: int, log: list[dict[str, Any]]) -> list[list[Any]]:
     """Rows of the table for one shape."""
     copies = copies_for(2 * N * K, 64)
     weights = (torch.randn(copies, N, K, device="cuda") * K**-0.5).bfloat16()
-    x_all = torch.randn(EDGES[-1], K, device="cuda").bfloat16()
+    edges = EDGES if segments(N, K) == 1 else SEGMENT_EDGES
+    x_all = torch.randn(edges[-1], K, device="cuda").bfloat16()
     truth = contract(x_all, weights[0])
     rows = []
-    for M in EDGES if segments(N, K) == 1 else SEGMENT_EDGES:
+    for M in edges:
         x = x_all[:M]
         used = range(copies if M <= 256 else min(copies, 4))
         default = measure([partial(functional.linear, x, weights[i]) for i in used])
@@ -221,7 +242,7 @@ def tune(N: int, K: int, log: list[dict[str, Any]]) -> list[list[Any]]:
         log[-1]["all"] = found
         text = f"default {default:.2f} best {best[0]:.2f} ratio {ratio:.3f} {str(best[1])[:60]}"
         print(f"{N}x{K} M={M}: {text}", flush=True)
-        rows.append([None if EDGES[-1] == M else M, best[1]])
+        rows.append([None if edges[-1] == M else M, best[1]])
     return rows
 
 
@@ -257,9 +278,10 @@ def main() -> None:
     counts = {name: segments(*map(int, name.split("x"))) for name in shapes}
     table = start_of(options.out)
     every = [PLAIN, *(Config(*c) for c in dict.fromkeys(NARROW + MIDDLE + SLIM + WIDE))]
-    ways = (["triton"] if 1 in counts.values() else []) + (["split", "walk"] if max(counts.values()) > 1 else [])
     divisible = {int(name.split("x")[0]) % 16 == 0 for name in shapes}
-    tasks = [(c, way, d) for c in every for way in ways for d in divisible]
+    tasks = [
+        (c, way, d) for c in every for S in set(counts.values()) for way in ways(c, S, EDGES[-1]) for d in divisible
+    ]
     with multiprocessing.get_context("spawn").Pool(14) as pool:
         pool.starmap(compile_one, tasks, chunksize=1)
     print(f"compiled in {time.monotonic() - begun:.1f} s", flush=True)

@@ -45,7 +45,7 @@ def _on_cpu(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None) -> Tensor:
     x_LSM, weight_LSN = (a.float().view(len(a), S, K // S).permute(2, 1, 0).contiguous() for a in (x_MK, weight_NK))
     for x_SM, weight_SN in zip(x_LSM, weight_LSN, strict=True):
         acc_SMN += x_SM[:, :, None] * weight_SN[:, None, :]
-    y_MN = acc_SMN[0]
+    y_MN = acc_SMN[0]  # begun from +0 and never fused, no sum is -0.0 here
     for acc_MN in acc_SMN[1:]:
         y_MN = y_MN + acc_MN
     return y_MN if bias is None else y_MN + bias.float()

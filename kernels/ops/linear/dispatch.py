@@ -31,7 +31,7 @@ class Choice:
     favourite).
 
     way: "chain" where S(N, K) = 1. Else Triton's "split" (a program for each segment) or "walk" (one for all of them),
-    or cuBLASLt's "batch" (a product for each segment).
+    with " tma" where tiles are loaded by descriptor, or cuBLASLt's "batch" (a product for each segment).
     """
 
     triton: Config | None
@@ -58,7 +58,7 @@ def table() -> dict[str, Any]:
 
 def parse(entry: list[Any]) -> Choice:
     """A table entry: ["triton", block_m, block_n, block_k, warps, stages, swap] or ["cublaslt", algorithm or null];
-    with segments ["split" or "walk", as for triton] or ["batch", as for cublaslt]."""
+    with segments [one of Triton's ways, as for triton] or ["batch", as for cublaslt]."""
     way = {"triton": "chain", "cublaslt": "chain"}.get(entry[0], entry[0])
     if entry[0] in ("cublaslt", "batch"):
         return Choice(None, entry[1], way)
@@ -118,7 +118,8 @@ def launch(
     S = segments(weight_NK.shape[0], x_MK.shape[1])
     if choice.triton is None:
         return fold(cublaslt.partials(x_MK, weight_NK, S, choice.algo), bias, dtype or x_MK.dtype)
-    return (walk if choice.way == "walk" else split)(x_MK, weight_NK, bias, choice.triton, S, dtype)
+    way, _, tma = choice.way.partition(" ")
+    return (walk if way == "walk" else split)(x_MK, weight_NK, bias, choice.triton, S, dtype, tma == "tma")
 
 
 def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

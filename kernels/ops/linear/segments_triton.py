@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from samebits.kernels.ops.linear.triton import Config
 
@@ -30,33 +31,39 @@ def segments_kernel(
     N,
     K,
     segment,
+    span,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    WALK: tl.constexpr,
+    TMA: tl.constexpr,
     SWAP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EARLY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """WALK: program (tile), all segments one after another into y [M, N]. Else program (segment, tile), the sum of
-    one segment into y [S, M, N] float32. BLOCK_K divides `segment`, so no step reaches over its end."""
+    """Program (part of K, tile): the segments of `span` elements of K, one after another, into y [K / span, M, N].
+    BLOCK_K divides `segment`, so no step reaches over its end. TMA: x_ptr and w_ptr are descriptors."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     blocks_m = tl.cdiv(M, BLOCK_M)
     tiles = blocks_m * tl.cdiv(N, BLOCK_N)
     tile, s = tl.program_id(0) % tiles, tl.program_id(0) // tiles
-    m = (tile % blocks_m) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = (tile // blocks_m) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first_m, first_n = (tile % blocks_m) * BLOCK_M, (tile // blocks_m) * BLOCK_N
+    m, n = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     in_m, in_n = m < M, n < N
-    x_row, w_row = x_ptr + m.to(tl.int64) * K, w_ptr + n.to(tl.int64) * K
+    if not TMA:
+        x_row, w_row = x_ptr + m.to(tl.int64) * K, w_ptr + n.to(tl.int64) * K
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
-    # -0.0 is what addition leaves alone, whatever the sign of zero of the first sum.
-    total = tl.full(acc.shape, -0.0, tl.float32)
-    for start in range(s * segment, K if WALK else (s + 1) * segment, BLOCK_K):
+    total = tl.zeros_like(acc)
+    end = s * span + segment
+    for start in range(s * span, (s + 1) * span, BLOCK_K):
         # Rows outside M or N are zero; they reach no element that is stored.
-        if SWAP:
+        if TMA:
+            x = x_ptr.load([first_m, start])
+            w = w_ptr.load([first_n, start])
+            acc = tl.dot(x, w.T, acc, input_precision=PRECISION)
+        elif SWAP:
             w = tl.load(w_row[:, None] + (start + k)[None, :], mask=in_n[:, None], other=0.0)
             x = tl.load(x_row[None, :] + (start + k)[:, None], mask=in_m[None, :], other=0.0)
             acc = tl.dot(w, x, acc, input_precision=PRECISION)
@@ -64,12 +71,10 @@ def segments_kernel(
             x = tl.load(x_row[:, None] + (start + k)[None, :], mask=in_m[:, None], other=0.0)
             w = tl.load(w_row[None, :] + (start + k)[:, None], mask=in_n[None, :], other=0.0)
             acc = tl.dot(x, w, acc, input_precision=PRECISION)
-        if WALK:  # noqa: SIM102 (decided at compile time, unlike the next one)
-            if (start + BLOCK_K) % segment == 0:
-                total += acc
-                acc = tl.zeros_like(acc)
-    if not WALK:
-        total = acc
+        if start + BLOCK_K == end:
+            total += acc
+            acc = tl.zeros_like(acc)
+            end += segment
     if SWAP:
         total = tl.trans(total)
     if HAS_BIAS:
@@ -90,16 +95,16 @@ def fold_kernel(
     EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """y = ((s0 + s1) + s2) + ... + bias over `size` = M x N elements, in float32, rounded once."""
+    """y = ((0 + s0) + s1) + ... + bias over `size` = M x N elements, in float32, rounded once."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     if EARLY:
         tl.extra.cuda.gdc_wait()
     part = part_ptr + at
-    total = tl.load(part, mask=inside, other=0.0)
-    for _ in tl.static_range(1, S):
-        part += size
+    total = tl.zeros((BLOCK,), tl.float32)
+    for _ in tl.static_range(S):
         total += tl.load(part, mask=inside, other=0.0)
+        part += size
     if HAS_BIAS:
         total += tl.load(b_ptr + at % N, mask=inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=inside)
@@ -111,7 +116,7 @@ def _early() -> bool:
 
 
 def _launch(
-    x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, y: Tensor, config: Config, S: int, walk: bool
+    x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, y: Tensor, config: Config, S: int, walk: bool, tma: bool
 ) -> None:
     (M, K), N = x_MK.shape, weight_NK.shape[0]
     segment = K // S
@@ -119,19 +124,25 @@ def _launch(
         config = SINGLE
     config = replace(config, block_k=min(config.block_k, segment & -segment))
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    x: Tensor | TensorDescriptor = x_MK
+    weight: Tensor | TensorDescriptor = weight_NK
+    if tma:
+        x = TensorDescriptor.from_tensor(x_MK, [config.block_m, config.block_k])
+        weight = TensorDescriptor.from_tensor(weight_NK, [config.block_n, config.block_k])
     segments_kernel[(tiles if walk else S * tiles,)](
-        x_MK,
-        weight_NK,
+        x,
+        weight,
         weight_NK if bias is None else bias,
         y,
         M,
         N,
         K,
         segment,
+        K if walk else segment,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
-        WALK=walk,
+        TMA=tma,
         SWAP=config.swap,
         HAS_BIAS=bias is not None,
         EARLY=not walk and _early(),
@@ -148,12 +159,16 @@ def walk(
     config: Config,
     S: int,
     dtype: torch.dtype | None = None,
+    tma: bool = False,
 ) -> Tensor:
-    """[M, N] in one launch; a program adds the S segments of its tile one after another. dtype: as for `chain`."""
+    """[M, N] in one launch; a program adds the S segments of its tile one after another. dtype: as for `chain`.
+
+    tma: tiles are loaded by descriptor (bf16 or f16, pointers aligned to 16 bytes, no swap).
+    """
     M, N = x_MK.shape[0], weight_NK.shape[0]
     y_MN = torch.empty(M, N, dtype=dtype or x_MK.dtype, device=x_MK.device)
     if M:
-        _launch(x_MK, weight_NK, bias, y_MN, config, S, walk=True)
+        _launch(x_MK, weight_NK, bias, y_MN, config, S, walk=True, tma=tma)
     return y_MN
 
 
@@ -164,12 +179,13 @@ def split(
     config: Config,
     S: int,
     dtype: torch.dtype | None = None,
+    tma: bool = False,
 ) -> Tensor:
     """[M, N] in two launches: a program for each tile and segment, then the fold."""
     M, N = x_MK.shape[0], weight_NK.shape[0]
     part_SMN = torch.empty(S, M, N, dtype=torch.float32, device=x_MK.device)
     if M:
-        _launch(x_MK, weight_NK, None, part_SMN, config, S, walk=False)
+        _launch(x_MK, weight_NK, None, part_SMN, config, S, walk=False, tma=tma)
     return fold(part_SMN, bias, dtype or x_MK.dtype)
 
 

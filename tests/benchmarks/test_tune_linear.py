@@ -1,0 +1,50 @@
+"""The tuner of linear, as far as it goes without a GPU: its file, and what it tries."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samebits.kernels.ops.linear import cublaslt, dispatch
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def tuner(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(cublaslt, "version", lambda: dispatch.table()["cublaslt"])
+    monkeypatch.setattr(cublaslt, "choices", lambda problem, most: ["00", "11"])
+    return importlib.import_module("tune_linear")
+
+
+def test_shapes_that_are_not_tuned_stay_as_they_stand(tuner: Any, tmp_path: Path) -> None:
+    table = tuner.start_of(dispatch.TABLE)
+    assert tuner.text_of(table) == dispatch.TABLE.read_text(encoding="utf-8")
+    assert tuner.start_of(tmp_path / "new.json")["shapes"] == {}
+
+
+def test_a_table_of_another_cublaslt_is_not_mixed_with_this_one(tuner: Any, tmp_path: Path) -> None:
+    other = tmp_path / "table.json"
+    other.write_text(json.dumps({"cublaslt": 1, "shapes": {}}), encoding="utf-8")
+    with pytest.raises(SystemExit, match="tune into a new file"):
+        tuner.start_of(other)
+
+
+def test_what_is_tried_is_a_choice_of_the_kind_the_shape_has(tuner: Any) -> None:
+    for (N, K), ways in (
+        ((512, 4096), {"chain"}),
+        ((512, 12288), {"split", "walk", "split tma", "walk tma", "batch"}),
+    ):
+        found = [dispatch.parse(entry) for M in tuner.SEGMENT_EDGES for entry in tuner.entries(M, N, K)]
+        assert {choice.way for choice in found} == ways
+        assert all(choice.algo is None or choice.triton is None for choice in found)
+    assert tuner.entries(1, 512, 12288)[0][0] == "split"  # nothing of cuBLASLt for one row
+    assert [entry for entry in tuner.entries(64, 512, 12288) if entry[0] == "batch"] == [
+        ["batch", None],
+        ["batch", "11"],
+    ]
