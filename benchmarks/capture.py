@@ -1,7 +1,8 @@
 """What a capture costs, and how fast stored tensors are compared: python benchmarks/capture.py [--cuda]
 
 Every figure is a ratio within one run: the things compared are timed in turn, the median of each is taken. A capture's
-time includes its digests; putting the hooks in once per run and writing the artifact are not part of it.
+time includes its digests, all folded; putting the hooks in and out once per run and writing the artifact are not part
+of it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -44,16 +46,17 @@ def clock(device: str) -> float:
     return time.process_time()
 
 
-def medians(device: str, repeats: int, *calls: Callable[[], object]) -> list[float]:
-    """Median seconds of each call, taken in turn, after one round that does not count."""
-    times: list[list[float]] = [[] for _ in calls]
-    for turn in range(repeats + 1):
-        for call, own in zip(calls, times, strict=True):
-            start = clock(device)
-            call()
-            if turn:
-                own.append(clock(device) - start)
-    return [statistics.median(own) for own in times]
+def seconds(device: str, call: Callable[[], object]) -> float:
+    """What one call takes."""
+    start = clock(device)
+    call()
+    return clock(device) - start
+
+
+def medians(repeats: int, *timed: Callable[[], float]) -> list[float]:
+    """Median of the seconds that each returns, taken in turn, after one round that does not count."""
+    times = [[call() for call in timed] for _ in range(repeats + 1)][1:]
+    return [statistics.median(own) for own in zip(*times, strict=True)]
 
 
 def forwards(device: str, size: str, layers: int, tokens: int, repeats: int) -> dict[str, object]:
@@ -84,12 +87,17 @@ def forwards(device: str, size: str, layers: int, tokens: int, repeats: int) -> 
     def ratio(plan: CapturePlan) -> tuple[float, float]:
         recorder = Recorder(model, rows, plan)
 
-        def captured() -> None:
-            with recorder:
-                free()
-            recorder.sink.store.drop()
+        def whole() -> None:
+            free()
+            recorder.end()
 
-        plain, held = medians(device, repeats, free, captured)
+        def captured() -> float:
+            with recorder:
+                taken = seconds(device, whole)
+            recorder.sink.store.drop()
+            return taken
+
+        plain, held = medians(repeats, lambda: seconds(device, free), captured)
         return plain, held / plain
 
     plain, digests = ratio(CapturePlan())
@@ -109,15 +117,9 @@ def memory(device: str, rows: int, columns: int, repeats: int) -> dict[str, obje
     a = torch.randn(rows, columns, device=device).to(torch.bfloat16)
     b, c, sink = a.clone(), a.clone(), torch.empty_like(a)
     c[::100, 7] = next_ulp(c[::100, 7])
-    times = medians(
-        device,
-        repeats,
-        lambda: sink.copy_(a),
-        lambda: digest_rows(a),
-        lambda: compare(a, b),
-        lambda: compare(a, c),
-    )
-    copy, digest, equal, nearly = (a.nbytes / 1e9 / seconds for seconds in times)
+    calls = (lambda: sink.copy_(a), lambda: digest_rows(a), lambda: compare(a, b), lambda: compare(a, c))
+    times = medians(repeats, *(partial(seconds, device, call) for call in calls))
+    copy, digest, equal, nearly = (a.nbytes / 1e9 / one for one in times)
     return {
         "rows": rows,
         "columns": columns,
@@ -135,7 +137,7 @@ def memory(device: str, rows: int, columns: int, repeats: int) -> dict[str, obje
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cuda", action="store_true")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     device = "cuda" if args.cuda else "cpu"
     shapes = [("1.7b", 8, 4096), ("1.7b", 8, 256)] if args.cuda else [("tiny", 4, 512), ("160m", 4, 256)]

@@ -209,10 +209,14 @@ class Recorder:
         if kind is not None:
             self.sink.store.drop()
             return
+        self.end()
+        self.sink.edits.finish()
+
+    def end(self) -> None:
+        """The running pass is over, and every digest is made."""
         self._end()
         with self.quiet():
             self.sink.store.flush()
-        self.sink.edits.finish()
 
     def write(
         self,

@@ -9,12 +9,12 @@ import torch
 
 from samebits.tools.capture.edits import Edits, apply
 from samebits.tools.capture.layout import Layout
+from samebits.tools.capture.places import Place
 from samebits.tools.capture.store import Chunk, Entry, Store
 from samebits.tools.capture.tensors import dtype_name
 
 if TYPE_CHECKING:
     from samebits.tools.capture.passes import Chosen, Pass
-    from samebits.tools.capture.places import Place
     from samebits.tools.schema.sites import CapturePlan, Edit
 
 WHOLE_LIMIT = 64 << 20
@@ -41,6 +41,7 @@ class Sink:
         self.running: Pass | None = None
         self._weights = {t.untyped_storage().data_ptr() for t in (*root.parameters(), *root.buffers()) if t.numel()}
         self._weight_digests: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._only = frozenset(map(Place.of, plan.sites)) if plan is not None and plan.sites is not None else None
         self._parts = {(part.module, part.port): part.bounds for part in plan.parts} if plan else {}
 
     def take(
@@ -64,6 +65,10 @@ class Sink:
             The tensor to go on with: the same object when nothing was edited.
         """
         assert self.running is not None
+        if not self._wanted(place):
+            if not self.edits.at(place):
+                return tensor
+            record = False
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             self.untapped[str(place.site)] = f"a {tensor.layout} tensor on {tensor.device.type}"
             return tensor
@@ -75,6 +80,9 @@ class Sink:
             self._record(place, entry, tensor, producer, layout, chosen)
         pending = self.edits.at(place) if self.edits.pending else None
         return apply(pending, tensor, layout, chosen, in_place=in_place) if pending else tensor
+
+    def _wanted(self, place: Place) -> bool:
+        return self._only is None or place in self._only
 
     def _layout(self, tensor: torch.Tensor, like: Layout | None, chosen: Chosen | None) -> Layout | None:
         assert self.running is not None
@@ -142,7 +150,7 @@ class Sink:
         """
         assert self.running is not None
         chosen = self.running.all
-        if not chosen.count:
+        if not chosen.count or not self._wanted(place):
             return
         self.store.reserve(16 * chosen.count, place)
         self.store.held += 16 * chosen.count
@@ -153,7 +161,7 @@ class Sink:
 
     def take_text(self, place: Place, text: str, producer: str) -> None:
         """Record the non-tensor arguments of a call: a whole tap of UTF-8 bytes."""
-        if self.plan is None or self.running is None:
+        if self.plan is None or self.running is None or not self._wanted(place):
             return
         data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         self._whole(place, self.running.tick(), data, producer)

@@ -8,6 +8,7 @@ Legend: R rows, C columns.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -141,34 +142,56 @@ def compare(a_RC: torch.Tensor, b_RC: torch.Tensor) -> Bits:
     _check(a_RC, b_RC)
     if a_RC.dim() != 2:
         raise ValueError(f"rows must be [R, C], not {tuple(a_RC.shape)}")
-    rows = elements = same_value = most = 0
-    largest = 0.0
-    step = max(1, _CHUNK.get(a_RC.device.type, 1 << 18) // max(1, a_RC.shape[1]))
+    counts = _Counts()
+    most = _CHUNK.get(a_RC.device.type, 1 << 18)
+    step = max(1, most // max(1, a_RC.shape[1]))
+    waiting: list[tuple[torch.Tensor, torch.Tensor]] = []  # a few rows of many pieces are counted together
     for a, b in zip(torch.split(a_RC, step), torch.split(b_RC, step), strict=True):
         if equal(a, b):
             continue
         chosen = rows_differing(a, b)
-        a, b = a[chosen], b[chosen]
+        waiting.append((a[chosen], b[chosen]))
+        if sum(left.numel() for left, _ in waiting) >= most:
+            counts.add(waiting)
+    counts.add(waiting)
+    return Bits(
+        rows=len(a_RC),
+        rows_differing=counts.rows,
+        elements=a_RC.numel(),
+        elements_differing=counts.elements,
+        max_ulps=counts.ulps,
+        max_abs=counts.largest,
+        value_equal_only=counts.same_value,
+    )
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Of the rows that differ."""
+
+    rows: int = 0
+    elements: int = 0
+    ulps: int = 0
+    largest: float = 0.0
+    same_value: int = 0
+
+    def add(self, waiting: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Count pieces, each with an element that differs in every row, and forget them."""
+        if not waiting:
+            return
+        a, b = (torch.cat(side) if len(side) > 1 else side[0] for side in zip(*waiting, strict=True))
+        waiting.clear()
         unequal = bit_view(a) != bit_view(b)
         if a.is_complex():
             a, b = torch.view_as_real(a), torch.view_as_real(b)
         x, y = a[unequal], b[unequal]
-        rows += len(a)
-        elements += len(x)
-        most = max(most, int(ulps(x, y).max()))
+        self.rows += len(a)
+        self.elements += len(x)
+        self.ulps = max(self.ulps, int(ulps(x, y).max()))
         same = _same_value(x, y)
-        same_value += int(same.sum())
+        self.same_value += int(same.sum())
         far = (x.double() - y.double()).abs().masked_fill(same, 0.0)
-        largest = max(largest, float(far.nan_to_num(nan=float("inf"), posinf=float("inf")).max()))
-    return Bits(
-        rows=len(a_RC),
-        rows_differing=rows,
-        elements=a_RC.numel(),
-        elements_differing=elements,
-        max_ulps=most,
-        max_abs=largest,
-        value_equal_only=same_value,
-    )
+        self.largest = max(self.largest, float(far.nan_to_num(nan=float("inf"), posinf=float("inf")).max()))
 
 
 def _same_value(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
