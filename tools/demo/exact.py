@@ -33,10 +33,18 @@ RATE = 1e-3
 
 
 @dataclass(slots=True)
-class Proven:
-    """What steps 5 and 6 saw."""
+class Planted:
+    """What step 7 saw."""
 
-    rollout: Path
+    found: bool
+    text: str
+    stats: GapStats
+
+
+@dataclass(slots=True)
+class Proven:
+    """What steps 5 to 7 saw."""
+
     exact: GapStats
     updated: GapStats
     after: torch.Tensor
@@ -45,17 +53,25 @@ class Proven:
     pushed: str
     update_seconds: float
     """Update, push, second rollout and recompute."""
+    planted: Planted
+    planted_seconds: float
     lines: dict[str, tuple[str, ...]]
 
 
 def exact_and_update(job: Job, experiment: Experiment) -> Proven:
-    """Roll out, recompute with the patched trainer, update, push, roll out again, recompute again."""
+    """Roll out, recompute with the patched trainer; plant the ulp; update, push, roll out again, recompute again.
+
+    The ulp is planted while the trainer has the weights of that rollout: no second trainer is opened for it.
+    """
     with ExitStack() as stack:
         job.prepare("trainer", experiment)
         engine = stack.enter_context(job.open_side("rollout", experiment))
         trainer = stack.enter_context(job.open_side("trainer", experiment))
         rollout = obtain(None, experiment, lambda: engine, job).folder
         exact, after_N = _recompute(job, rollout, engine, trainer)
+        begun = time.monotonic()
+        planted = find_planted_ulp(job, rollout, trainer)
+        planted_seconds = time.monotonic() - begun
         begun = time.monotonic()
         weights = job.folder / "updated.safetensors"
         trainer.ask(Step(rollout=str(rollout), rate=RATE, save=str(weights)))
@@ -68,7 +84,7 @@ def exact_and_update(job: Job, experiment: Experiment) -> Proven:
         lines = {"rollout": engine.opened.lines, "trainer": trainer.opened.lines}
     said = "; ".join(pushed.lines) or "no reload defect found"
     replaced = tuple(line for line in lines["trainer"] if line.startswith("replaced:"))
-    return Proven(rollout, exact, updated, after_N, replaced, said, seconds, lines)
+    return Proven(exact, updated, after_N, replaced, said, seconds, planted, planted_seconds, lines)
 
 
 def _recompute(job: Job, rollout: Path, engine: Session, trainer: Session) -> tuple[GapStats, torch.Tensor]:
@@ -78,32 +94,22 @@ def _recompute(job: Job, rollout: Path, engine: Session, trainer: Session) -> tu
     return gap, (data.logprob_N.double() - answer.logprob_N.double()).abs()
 
 
-@dataclass(slots=True)
-class Planted:
-    """What step 7 saw."""
-
-    found: bool
-    text: str
-    stats: GapStats
-
-
-def find_planted_ulp(job: Job, experiment: Experiment, rollout: Path) -> Planted:
+def find_planted_ulp(job: Job, rollout: Path, trainer: Session) -> Planted:
     """Flip one bit of one element in the middle of the trainer and see that digests name the place and the logprobs
     move."""
-    with job.open_side("trainer", experiment) as trainer:
-        asker = Asker(job, rollout, {"trainer": trainer})
-        clean = asker.score("trainer", "clean", CapturePlan())
-        outputs = [
-            tap
-            for tap in clean.taps.rowed
-            if tap.site.port == "out0" and tap.site.module.endswith("mlp") and tap.columns > 1
-        ]
-        target = outputs[len(outputs) // 2]
-        data = rollout_store.read(rollout)
-        sequence = max(range(len(data.sequences)), key=lambda i: len(data.sequences[i].tokens))
-        position = len(data.sequences[sequence].prompt) - 1
-        flip = Flip(site=target.site, sequence=sequence, position=position, column=0)
-        planted = asker.score("trainer", "planted", CapturePlan(), (flip,))
+    asker = Asker(job, rollout, {"trainer": trainer})
+    clean = asker.score("trainer", "clean", CapturePlan())
+    outputs = [
+        tap
+        for tap in clean.taps.rowed
+        if tap.site.port == "out0" and tap.site.module.endswith("mlp") and tap.columns > 1
+    ]
+    target = outputs[len(outputs) // 2]
+    data = rollout_store.read(rollout)
+    sequence = max(range(len(data.sequences)), key=lambda i: len(data.sequences[i].tokens))
+    position = len(data.sequences[sequence].prompt) - 1
+    flip = Flip(site=target.site, sequence=sequence, position=position, column=0)
+    planted = asker.score("trainer", "planted", CapturePlan(), (flip,))
     own, other = clean.taps, planted.taps
     pairs = [Pair(rollout=tap.site, trainer=tap.site, columns=None, wider="neither", by="place") for tap in own.rowed]
     differing = [counted for counted in by_digest(pairs, own, other) if counted.differing]

@@ -64,7 +64,8 @@ def walk(
 ) -> dict[int, Link]:
     """One pass for each number of operators put right; see `schedule`."""
     regions = tuple(sorted({suspect.container for suspect in found.suspects if suspect.pair.trainer.op}))
-    changes: dict[str, object] = {"store": "digest"}
+    # Only what `_first_differing` asks for is recorded.
+    changes: dict[str, object] = {"store": "digest", "sites": tuple(pair.trainer for pair in found.pairs)}
     if regions:
         # Operators inside a region must be told apart: without their taps the difference seems not to move.
         changes |= {"level": "operator", "modules": regions, "ports": "all"}

@@ -62,6 +62,8 @@ class CapturePlan(Model):
     """Operator level: run each operator again on its recorded inputs and compare bits (proof (a))."""
     budget_bytes: int = Field(default=4 << 30, ge=1)
     parts: tuple[Parts, ...] = ()
+    sites: tuple[Site, ...] | None = None
+    """Of what level and ports give, only these; None: all. The others run as they do without capture."""
 
 
 class Replace(Model):

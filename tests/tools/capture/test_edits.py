@@ -171,3 +171,24 @@ def test_padded_batches_are_edited_in_their_own_layout(runs: Runs, tmp_path: Pat
     hit = changed({key: row for key, row in free.items() if key[0] >= 0}, runs.logits)
     assert (2, 1) in hit
     assert hit <= {(2, 1), (2, 2)}
+
+
+def test_a_plan_of_some_sites_records_them_as_the_whole_does_and_edits_elsewhere_are_made(
+    runs: Runs, tmp_path: Path
+) -> None:
+    flip = Flip(site=site("layers.0.down"), sequence=1, position=4, column=2)
+    plan = CapturePlan(level="operator", modules=("layers.1.mix",), ports="all")
+    wanted = (site("layers.0.down", "in0"), site("layers.1"), site("layers.1.mix", op="aten.add.Tensor"))
+    whole = score(runs, flip, plan=plan, folder=tmp_path / "whole")
+    some = score(runs, flip, plan=plan.model_copy(update={"sites": wanted}), folder=tmp_path / "some")
+    plain = score(runs)
+    assert not changed(whole, some)
+    assert changed(plain, some)
+    every, few = Taps.open(tmp_path / "whole"), Taps.open(tmp_path / "some")
+    assert set(few.numbers) == {str(one) for one in wanted}
+    assert len(every.numbers) > len(wanted)
+    for one in few.numbers:
+        assert few.tap(one).digest == every.tap(one).digest
+        assert torch.equal(few.digests(one), every.digests(one))
+    places = sorted(few.numbers, key=lambda one: few.tap(one).order)
+    assert places == sorted(few.numbers, key=lambda one: every.tap(one).order)

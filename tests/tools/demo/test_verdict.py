@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from samebits.tools.demo import verb
-from samebits.tools.demo.exact import Proven
+from samebits.tools.demo.exact import Planted, Proven
 from samebits.tools.diff.triggers import likely
 from samebits.tools.job.job import Job
 from samebits.tools.schema.artifacts.divergence import DivergenceManifest, Identical
@@ -39,7 +39,10 @@ def told(folder: Path, missed: int) -> Result:
     found = DivergenceManifest(
         outcome=Identical(compared=4), work=(), gap=gap(0), unexplained=gap(0), compared=4, not_compared=(), passes={}
     )
-    proven = Proven(folder, gap(0), gap(0), torch.zeros(4), ("replaced: x",), "pushed", 0.0, {"rollout": ("vllm",)})
+    planted = Planted(found=True, text="there", stats=gap(1))
+    proven = Proven(
+        gap(0), gap(0), torch.zeros(4), ("replaced: x",), "pushed", 0.0, planted, 0.0, {"rollout": ("vllm",)}
+    )
     return verb._finish(story, found, proven, [0.1, 0.2], "qwen3")
 
 
