@@ -127,8 +127,8 @@ def _launch(
     x: Tensor | TensorDescriptor = x_MK
     weight: Tensor | TensorDescriptor = weight_NK
     if tma:
-        x = TensorDescriptor.from_tensor(x_MK, [config.block_m, config.block_k])
-        weight = TensorDescriptor.from_tensor(weight_NK, [config.block_n, config.block_k])
+        x = TensorDescriptor(x_MK, [M, K], [K, 1], [config.block_m, config.block_k])
+        weight = TensorDescriptor(weight_NK, [N, K], [K, 1], [config.block_n, config.block_k])
     segments_kernel[(tiles if walk else S * tiles,)](
         x,
         weight,
