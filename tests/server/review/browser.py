@@ -39,7 +39,8 @@ class Browser:
     def __init__(self) -> None:
         path = chromium()
         assert path is not None, "no chromium"
-        self.profile = tempfile.TemporaryDirectory(prefix="samebits-chromium-", ignore_cleanup_errors=True)
+        # Not where TMPDIR says: it makes a socket there, whose path has 107 bytes at most.
+        self.profile = tempfile.TemporaryDirectory("", "samebits-chromium-", "/tmp", ignore_cleanup_errors=True)
         ours, theirs = zip(*(self._ends(os.pipe(), flip) for flip in (True, False)), strict=True)
         self.into, self.out = ours
 
@@ -56,7 +57,7 @@ class Browser:
         ]  # fmt: skip
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            preexec_fn=pipes, pass_fds=(3, 4), start_new_session=True,
+            preexec_fn=pipes, pass_fds=(3, 4), start_new_session=True, env=os.environ | {"TMPDIR": self.profile.name},
         )  # fmt: skip
         for end in theirs:
             os.close(end)
