@@ -197,7 +197,7 @@ async def test_a_question_that_nobody_answers_ends_within_the_patience_and_the_r
         raise AssertionError
 
     arguments = {"proposal": id, "patch": patch_of(project, id), "branch": "by-record"}
-    async with connected("legacy", answer, patience_s=4) as client:
+    async with connected("legacy", answer, patience_s=8) as client:
         with anyio.fail_after(500):
             result = await finished(client, "apply_change", arguments)
     assert len(asked) == 1
