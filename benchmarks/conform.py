@@ -48,7 +48,7 @@ def differing(a: Tensor, b: Tensor) -> int:
 
 
 def linear_bits(index: int) -> Rows:
-    """One shape: M of 1 to 300, then edges to 8192; row positions; neighbours."""
+    """One shape: M of 1 to 300, then edges to 8192; row positions; neighbours; the weight in parts."""
     shape = linear_inputs.SHAPES[index]
     edges = sorted({e + s for p in range(9, 14) for e in (1 << p,) for s in (-1, 0, 1) if e + s <= LARGEST})
     args = linear_inputs.draw(shape, LARGEST, torch.bfloat16, CUDA, 1, False)
@@ -63,7 +63,13 @@ def linear_bits(index: int) -> Rows:
             flood = torch.full_like(x[:m], value)
             flood[m // 2] = x[m // 2]
             beside += differing(linear(flood, weight, bias)[m // 2], truth[m // 2])
-    bits = {"sweep of M": found, "positions": moved, "neighbours": beside}
+    split = 0  # merged products and shards of tensor parallelism are other N of the same outputs
+    for parts in (2, 3, 8):
+        biases = [None] * parts if bias is None else bias.chunk(parts)
+        for m in (1, 16, 300):
+            pieces = [linear(x[:m], *part) for part in zip(weight.chunk(parts), biases, strict=True)]
+            split += differing(torch.cat(pieces, 1), truth[:m])
+    bits = {"sweep of M": found, "positions": moved, "neighbours": beside, "in parts": split}
     row: dict[str, Any] = {
         "op": "linear",
         "case": f"{shape['n']}x{shape['k']}{' bias' if bias is not None else ''}",
@@ -160,7 +166,7 @@ def through(function: Callable[..., Tensor], args: dict[str, Any], grad: Tensor,
 
 def foreign() -> Rows:
     """A matmul that splits K keeps its bits in a process that uses the operator."""
-    x, weight = torch.randn(16, 6144, device=CUDA).bfloat16(), torch.randn(2048, 6144, device=CUDA).bfloat16()
+    x, weight = torch.randn(16, 12288, device=CUDA).bfloat16(), torch.randn(512, 12288, device=CUDA).bfloat16()
     before = functional.linear(x, weight)
     mine = linear(x, weight)
     after = functional.linear(x, weight)

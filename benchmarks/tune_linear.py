@@ -19,19 +19,14 @@ import torch
 from timing import copies_for, graph_of, replay_us
 from torch import Tensor
 from torch.nn import functional
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from samebits.kernels.ops.linear import cublaslt, inputs
-from samebits.kernels.ops.linear.contract import contract
-from samebits.kernels.ops.linear.dispatch import launch, parse
-from samebits.kernels.ops.linear.segments import segments
-from samebits.kernels.ops.linear.segments_triton import segments_kernel
-from samebits.kernels.ops.linear.triton import PLAIN, Config, linear_kernel
+from samebits.kernels.ops.linear.triton import PLAIN, Config, chain, linear_kernel
 
 EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 """Largest M of each row of the table; the last row holds for every larger M too."""
-SEGMENT_EDGES = (*EDGES[:-1], 2048, 4096, 8192)
-"""The same for shapes with segments: somewhere here the GPU is full without a program for each segment."""
+FEW, MANY = 8, 24
+"""Algorithms of cuBLASLt that are tried; a call of many rows takes long enough to tell more of them apart."""
 NARROW = (
     *((8, 16, 512, w, s, True) for w, s in ((1, 3), (2, 3), (4, 3), (1, 4))),
     *(
@@ -114,10 +109,7 @@ WIDE = (
         (128, 128, 64, 8, 4, False),
         (128, 128, 64, 4, 4, False),
         (128, 128, 64, 4, 4, True),
-        (128, 128, 64, 8, 6, False),
-        (128, 128, 128, 8, 3, False),
         (128, 256, 64, 8, 3, False),
-        (128, 256, 64, 8, 4, False),
     ),
     *((64, 256, 64, 4, 4, False), (128, 256, 64, 8, 4, True), (64, 256, 64, 8, 4, False)),
 )
@@ -135,64 +127,32 @@ def candidates(M: int, N: int) -> list[Config]:
     return [Config(*c) for c in configs]
 
 
-def entries(M: int, N: int, K: int) -> list[list[Any]]:
-    """Rows of the table worth a try, cuBLASLt's favourite first."""
-    S = segments(N, K)
-    problem = cublaslt.Problem(M, N, K, torch.bfloat16, False, 0, S)
-    algos: list[str] = []
-    try:
-        algos = cublaslt.choices(problem, 8) if M > 1 and N % 8 == 0 else []
-    except cublaslt.CublasLtError as error:
-        print("nothing of cuBLASLt:", problem, error, flush=True)
-    found: list[list[Any]] = [["cublaslt" if S == 1 else "batch", algo if i else None] for i, algo in enumerate(algos)]
-    for c in candidates(M, N):
-        tile = [c.block_m, c.block_n, c.block_k, c.warps, c.stages, int(c.swap)]
-        found += [[way, *tile] for way in ways(c, S, M)]
-    return found
-
-
-def ways(config: Config, S: int, M: int) -> list[str]:
-    """What is tried with a tile: one program for all segments only where rows fill the GPU, descriptors for wgmma."""
-    if S == 1:
-        return ["triton"]
-    found = ["split"]
-    if M >= 1024 and config.block_m * config.block_n >= 4096:
-        found.append("walk")
-    return found + [f"{way} tma" for way in found if config.block_m >= 64 and not config.swap]
-
-
-def compile_one(config: Config, way: str, divisible: bool) -> None:
+def compile_one(config: Config, divisible: bool) -> None:
     """Fill the compile cache for one configuration."""
     pointer = torch.empty(16, dtype=torch.bfloat16, device="cuda")
-    out = torch.empty(16, dtype=torch.float32, device="cuda") if way.startswith("split") else pointer
     size = 4096 if divisible else 4100
-    kernel = linear_kernel if way == "triton" else segments_kernel
-    tma = way.endswith("tma")
-    own = {"EVEN_K": True} if way == "triton" else {"TMA": tma, "EARLY": way.startswith("split")}
     try:
-        x, weight = (
-            TensorDescriptor.from_tensor(pointer.new_empty(rows, config.block_k), [rows, config.block_k])
-            if tma
-            else pointer
-            for rows in (config.block_m, config.block_n)
-        )
-        kernel.warmup(
-            *(x, weight, pointer, out),
-            *(3, size, 4096),
-            *(() if way == "triton" else (1024, 1024)),
+        linear_kernel.warmup(
+            pointer,
+            pointer,
+            pointer,
+            pointer,
+            3,
+            size,
+            4096,
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
             BLOCK_K=config.block_k,
             SWAP=config.swap,
+            EVEN_K=True,
             HAS_BIAS=False,
             PRECISION="ieee",
-            **own,
             num_warps=config.warps,
             num_stages=config.stages,
             grid=(1,),
         )
-    except Exception as error:  # a configuration that does not fit is left out by `tune` too
-        print("does not compile:", config, way, type(error).__name__, str(error)[:100], flush=True)
+    except Exception as error:  # a configuration that does not fit is left out by `measure` too
+        print("does not compile:", config, type(error).__name__, str(error)[:100], flush=True)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -206,64 +166,84 @@ def measure(calls: list[Any], replays: int = 5) -> float:
     return times[len(times) // 2]
 
 
-def tune(N: int, K: int, log: list[dict[str, Any]]) -> list[list[Any]]:
+def tune(N: int, K: int, has_bias: bool, log: list[dict[str, Any]]) -> list[list[Any]]:
     """Rows of the table for one shape."""
     copies = copies_for(2 * N * K, 64)
     weights = (torch.randn(copies, N, K, device="cuda") * K**-0.5).bfloat16()
-    edges = EDGES if segments(N, K) == 1 else SEGMENT_EDGES
-    x_all = torch.randn(edges[-1], K, device="cuda").bfloat16()
-    truth = contract(x_all, weights[0])
+    x_all = torch.randn(EDGES[-1], K, device="cuda").bfloat16()
+    truth = chain(x_all, weights[0], None, PLAIN)
     rows = []
-    for M in edges:
+    for M in EDGES:
         x = x_all[:M]
         used = range(copies if M <= 256 else min(copies, 4))
         default = measure([partial(functional.linear, x, weights[i]) for i in used])
-        found: dict[str, str | float] = {}
-        best: tuple[float, list[Any]] | None = None
-        for entry in entries(M, N, K):
-            call = partial(launch, parse(entry), x)
+        problem = cublaslt.Problem(M, N, K, torch.bfloat16, False, 0)
+        options: dict[str, tuple[list[Any], Any]] = {}
+        algos = cublaslt.choices(problem, MANY if M >= 1024 else FEW) if M > 1 and N % 8 == 0 else []
+        for rank, algo in enumerate(algos):
+            options[f"cublaslt {rank}"] = (
+                ["cublaslt", None if rank == 0 else algo],
+                partial(cublaslt.matmul, pinned=algo),
+            )
+        for c in candidates(M, N):
+            entry = ["triton", c.block_m, c.block_n, c.block_k, c.warps, c.stages, int(c.swap)]
+            options[str(entry)] = (entry, partial(chain, config=c))
+        best, found = None, {}
+        for name, (entry, function) in options.items():
             try:
-                if not same(call(weights[0], None), truth[:M]):
-                    found[str(entry)] = "other bits"
+                if not same(function(x, weights[0], None), truth[:M]):
+                    found[name] = "other bits"
                     continue
-                us = measure([partial(call, weights[i], None) for i in used])
+                us = measure([partial(function, x, weights[i], None) for i in used])
             except Exception as error:
-                found[str(entry)] = f"{type(error).__name__}: {str(error)[:80]}"
+                found[name] = f"{type(error).__name__}: {str(error)[:80]}"
                 continue
-            found[str(entry)] = round(us, 2)
+            found[name] = round(us, 2)
             if best is None or us < best[0]:
                 best = (us, entry)
         assert best is not None, (M, N, K)
-        favourite = found.get(str([best[1][0], None]))
-        if len(best[1]) == 2 and isinstance(favourite, float) and best[0] > 0.98 * favourite:
-            best = (favourite, [best[1][0], None])
+        if (
+            best[1][0] == "cublaslt"
+            and best[1][1] is not None
+            and found.get("cublaslt 0")
+            and best[0] > 0.98 * float(found["cublaslt 0"])
+        ):
+            best = (float(found["cublaslt 0"]), ["cublaslt", None])
         ratio = default / best[0]
-        log.append({"N": N, "K": K, "M": M, "default_us": default, "best_us": best[0], "ratio": ratio, "best": best[1]})
-        log[-1]["all"] = found
-        text = f"default {default:.2f} best {best[0]:.2f} ratio {ratio:.3f} {str(best[1])[:60]}"
-        print(f"{N}x{K} M={M}: {text}", flush=True)
-        rows.append([None if edges[-1] == M else M, best[1]])
+        log.append(
+            {
+                "N": N,
+                "K": K,
+                "M": M,
+                "default_us": default,
+                "best_us": best[0],
+                "ratio": ratio,
+                "best": best[1],
+                "all": found,
+            }
+        )
+        print(
+            f"{N}x{K} M={M}: default {default:.2f} best {best[0]:.2f} ratio {ratio:.3f} {str(best[1])[:60]}", flush=True
+        )
+        rows.append([None if EDGES[-1] == M else M, best[1]])
     return rows
 
 
 def start_of(out: Path) -> dict[str, Any]:
-    """The table as it stands; a new one where there is none or its algorithms are of another cuBLASLt."""
+    """The table as it stands; a new one where there is none."""
     version = cublaslt.version()
     table: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"cublaslt": version}
     if table["cublaslt"] != version:
         raise SystemExit(
             f"{out} pins algorithms of cuBLASLt {table['cublaslt']}, here is {version}: tune into a new file"
         )
-    return {"shapes": {}, "segments": {}} | table
+    return {"shapes": {}} | table
 
 
 def text_of(table: dict[str, Any]) -> str:
     """The file of a table, a line for each shape."""
-    parts = [
-        f'"{part}": {{\n' + ",\n".join(f'  "{k}": {json.dumps(v)}' for k, v in table[part].items()) + "\n}"
-        for part in ("shapes", "segments")
-    ]
-    return f'{{"cublaslt": {table["cublaslt"]}, {", ".join(parts)}}}\n'
+    lines = ",\n".join(f'  "{k}": {json.dumps(v)}' for k, v in table["shapes"].items())
+    return f'{{"cublaslt": {table["cublaslt"]}, "shapes": {{\n{lines}\n}}}}\n'
 
 
 def main() -> None:
@@ -274,24 +254,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop before a new shape after this time")
     options = parser.parse_args()
     begun = time.monotonic()
-    shapes = options.shapes or [f"{s['n']}x{s['k']}" for s in inputs.SHAPES]
-    counts = {name: segments(*map(int, name.split("x"))) for name in shapes}
-    table = start_of(options.out)
-    every = [PLAIN, *(Config(*c) for c in dict.fromkeys(NARROW + MIDDLE + SLIM + WIDE))]
-    divisible = {int(name.split("x")[0]) % 16 == 0 for name in shapes}
-    tasks = [
-        (c, way, d) for c in every for S in set(counts.values()) for way in ways(c, S, EDGES[-1]) for d in divisible
-    ]
+    every = [Config(*c) for c in dict.fromkeys(NARROW + MIDDLE + SLIM + WIDE)]
     with multiprocessing.get_context("spawn").Pool(14) as pool:
-        pool.starmap(compile_one, tasks, chunksize=1)
+        pool.starmap(compile_one, [(c, d) for c in [PLAIN, *every] for d in (True, False)], chunksize=1)
     print(f"compiled in {time.monotonic() - begun:.1f} s", flush=True)
+    shapes = options.shapes or [f"{s['n']}x{s['k']}" for s in inputs.SHAPES]
     log: list[dict[str, Any]] = []
+    table = start_of(options.out)
     for name in shapes:
         if time.monotonic() - begun > options.seconds:
             print("out of time before", name)
             break
         N, K = map(int, name.split("x"))
-        table["shapes" if counts[name] == 1 else "segments"][name] = tune(N, K, log)
+        table["shapes"][name] = tune(N, K, False, log)
         torch.cuda.empty_cache()
         options.out.write_text(text_of(table), encoding="utf-8")
         if options.log:

@@ -18,7 +18,6 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 def tuner(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.setattr(cublaslt, "version", lambda: dispatch.table()["cublaslt"])
-    monkeypatch.setattr(cublaslt, "choices", lambda problem, most: ["00", "11"])
     return importlib.import_module("tune_linear")
 
 
@@ -33,18 +32,3 @@ def test_a_table_of_another_cublaslt_is_not_mixed_with_this_one(tuner: Any, tmp_
     other.write_text(json.dumps({"cublaslt": 1, "shapes": {}}), encoding="utf-8")
     with pytest.raises(SystemExit, match="tune into a new file"):
         tuner.start_of(other)
-
-
-def test_what_is_tried_is_a_choice_of_the_kind_the_shape_has(tuner: Any) -> None:
-    for (N, K), ways in (
-        ((512, 4096), {"chain"}),
-        ((512, 12288), {"split", "walk", "split tma", "walk tma", "batch"}),
-    ):
-        found = [dispatch.parse(entry) for M in tuner.SEGMENT_EDGES for entry in tuner.entries(M, N, K)]
-        assert {choice.way for choice in found} == ways
-        assert all(choice.algo is None or choice.triton is None for choice in found)
-    assert tuner.entries(1, 512, 12288)[0][0] == "split"  # nothing of cuBLASLt for one row
-    assert [entry for entry in tuner.entries(64, 512, 12288) if entry[0] == "batch"] == [
-        ["batch", None],
-        ["batch", "11"],
-    ]

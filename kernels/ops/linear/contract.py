@@ -1,8 +1,8 @@
-"""The bits of the linear operator: the plainest kernel. M rows, N outputs, K reduced in S segments of L.
+"""The bits of the linear operator: the plainest kernel. M rows, N outputs, K reduced.
 
-CUDA: one tile per program, one loop over K, one float32 accumulator that every 16-wide MMA step adds into, K ascending,
-begun anew for each segment. CPU: the same chains one K at a time, written with elementwise PyTorch, whose result for a
-row cannot depend on other rows. Both add the sums of the segments in ascending order.
+CUDA: one tile per program, one loop over K, one float32 accumulator that every 16-wide MMA step adds into, K ascending.
+CPU: the same chain one K at a time, written with elementwise PyTorch, whose result for a row cannot depend on other
+rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from samebits.kernels.ops.linear.checks import check
-from samebits.kernels.ops.linear.segments import segments
 
 
 def contract(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -30,25 +29,20 @@ def _contract(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     if x.device.type == "cpu":
         y_MN = _on_cpu(x_MK, weight, bias).to(dtype)
     else:
-        from samebits.kernels.ops.linear.segments_triton import walk
         from samebits.kernels.ops.linear.triton import PLAIN, chain
 
-        S = segments(*weight.shape)
-        y_MN = chain(x_MK, weight, bias, PLAIN, dtype) if S == 1 else walk(x_MK, weight, bias, PLAIN, S, dtype)
+        y_MN = chain(x_MK, weight, bias, PLAIN, dtype)
     return y_MN.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def _on_cpu(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None) -> Tensor:
-    (M, K), N = x_MK.shape, weight_NK.shape[0]
-    S = segments(N, K)
-    acc_SMN = torch.zeros(S, M, N, dtype=torch.float32)
-    x_LSM, weight_LSN = (a.float().view(len(a), S, K // S).permute(2, 1, 0).contiguous() for a in (x_MK, weight_NK))
-    for x_SM, weight_SN in zip(x_LSM, weight_LSN, strict=True):
-        acc_SMN += x_SM[:, :, None] * weight_SN[:, None, :]
-    y_MN = acc_SMN[0]  # begun from +0 and never fused, no sum is -0.0 here
-    for acc_MN in acc_SMN[1:]:
-        y_MN = y_MN + acc_MN
-    return y_MN if bias is None else y_MN + bias.float()
+    acc_MN = torch.zeros(x_MK.shape[0], weight_NK.shape[0], dtype=torch.float32)
+    x_KM, weight_KN = x_MK.float().T.contiguous(), weight_NK.float().T.contiguous()
+    for x_M, weight_N in zip(x_KM, weight_KN, strict=True):
+        acc_MN += x_M[:, None] * weight_N
+    if bias is not None:
+        acc_MN += bias.float()
+    return acc_MN
 
 
 def contract_backward(

@@ -3,7 +3,6 @@
 No switch of the process is touched: PyTorch's own matmuls in the same process keep their algorithms and bits. The
 library is the one
 PyTorch has already loaded; no workspace is given, and reductions across thread blocks are masked out of the search.
-Where the contract cuts K into segments, they are a batch of such products with float32 results, folded elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from torch import Tensor
 # Values of cublasLt.h (cuBLAS 12 and 13).
 _COMPUTE_32F, _R_32F, _R_16F, _R_16BF, _OP_T = 68, 0, 2, 14, 1
 _DESC_TRANS_A, _DESC_EPILOGUE, _DESC_BIAS_POINTER, _DESC_BIAS_TYPE, _EPILOGUE_BIAS = 3, 7, 8, 26, 4
-_LAYOUT_BATCH, _LAYOUT_STRIDE = 5, 6
 _PREF_WORKSPACE, _PREF_REDUCTION, _PREF_ALIGN_A = 1, 3, 5
 _CONFIG_SPLIT_K, _CONFIG_REDUCTION = 2, 3
 _TYPES = {torch.bfloat16: _R_16BF, torch.float16: _R_16F}
@@ -43,7 +41,7 @@ class _Choice(ctypes.Structure):
 
 @dataclass(slots=True, frozen=True)
 class Problem:
-    """What an algorithm is chosen for. segments above 1: a batch of products, one for each segment of K, in float32."""
+    """What an algorithm is chosen for."""
 
     M: int
     N: int
@@ -51,7 +49,6 @@ class Problem:
     dtype: torch.dtype
     has_bias: bool
     device: int
-    segments: int = 1
 
 
 @dataclass(slots=True)
@@ -96,10 +93,7 @@ def _handle(device: int) -> ctypes.c_void_p:
 
 
 def _set(
-    function: str,
-    target: ctypes.c_void_p,
-    attribute: int,
-    value: ctypes.c_int32 | ctypes.c_int64 | ctypes.c_uint64 | ctypes.c_void_p,
+    function: str, target: ctypes.c_void_p, attribute: int, value: ctypes.c_int32 | ctypes.c_uint64 | ctypes.c_void_p
 ) -> None:
     _call(function, target, attribute, ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
 
@@ -113,31 +107,19 @@ def _describe(problem: Problem) -> tuple[ctypes.c_void_p, tuple[ctypes.c_void_p,
     if problem.has_bias:
         _set("cublasLtMatmulDescSetAttribute", desc, _DESC_EPILOGUE, ctypes.c_int32(_EPILOGUE_BIAS))
         _set("cublasLtMatmulDescSetAttribute", desc, _DESC_BIAS_TYPE, ctypes.c_int32(data_type))
-    S, segment = problem.segments, problem.K // problem.segments
-    out_type = data_type if S == 1 else _R_32F
-    layouts = (
-        _layout(data_type, segment, problem.N, problem.K, S, segment),
-        _layout(data_type, segment, problem.M, problem.K, S, segment),
-        _layout(out_type, problem.N, problem.M, problem.N, S, problem.M * problem.N),
-    )
-    return desc, layouts
-
-
-def _layout(data_type: int, rows: int, columns: int, leading: int, batch: int, stride: int) -> ctypes.c_void_p:
-    """A column-major matrix, or a batch of them `stride` elements apart; those of segments of K lie interleaved."""
-    layout = ctypes.c_void_p()
-    _call(
-        "cublasLtMatrixLayoutCreate",
-        ctypes.byref(layout),
-        data_type,
-        ctypes.c_uint64(rows),
-        ctypes.c_uint64(columns),
-        ctypes.c_int64(leading),
-    )
-    if batch > 1:
-        _set("cublasLtMatrixLayoutSetAttribute", layout, _LAYOUT_BATCH, ctypes.c_int32(batch))
-        _set("cublasLtMatrixLayoutSetAttribute", layout, _LAYOUT_STRIDE, ctypes.c_int64(stride))
-    return layout
+    layouts = []
+    for rows, columns in ((problem.K, problem.N), (problem.K, problem.M), (problem.N, problem.M)):
+        layout = ctypes.c_void_p()
+        _call(
+            "cublasLtMatrixLayoutCreate",
+            ctypes.byref(layout),
+            data_type,
+            ctypes.c_uint64(rows),
+            ctypes.c_uint64(columns),
+            ctypes.c_int64(rows),
+        )
+        layouts.append(layout)
+    return desc, (layouts[0], layouts[1], layouts[2])
 
 
 def _attribute(algo: _Algo, attribute: int) -> int:
@@ -231,23 +213,9 @@ def matmul(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, pinned: str | N
     favourite."""
     (M, K), N = x_MK.shape, weight_NK.shape[0]
     y_MN = torch.empty(M, N, dtype=x_MK.dtype, device=x_MK.device)
-    if M:
-        problem = Problem(M, N, K, x_MK.dtype, bias is not None, x_MK.device.index or 0)
-        _launch(_plan(problem, pinned), x_MK, weight_NK, bias, y_MN)
-    return y_MN
-
-
-def partials(x_MK: Tensor, weight_NK: Tensor, segments: int, pinned: str | None = None) -> Tensor:
-    """The sums of the segments of K: [S, M, N] float32. x bf16 or f16."""
-    (M, K), N = x_MK.shape, weight_NK.shape[0]
-    part_SMN = torch.empty(segments, M, N, dtype=torch.float32, device=x_MK.device)
-    if M:
-        problem = Problem(M, N, K, x_MK.dtype, False, x_MK.device.index or 0, segments)
-        _launch(_plan(problem, pinned), x_MK, weight_NK, None, part_SMN)
-    return part_SMN
-
-
-def _launch(plan: _Plan, x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, y: Tensor) -> None:
+    if M == 0:
+        return y_MN
+    plan = _plan(Problem(M, N, K, x_MK.dtype, bias is not None, x_MK.device.index or 0), pinned)
     one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
     w_layout, x_layout, y_layout = plan.layouts
     with plan.lock:
@@ -263,12 +231,13 @@ def _launch(plan: _Plan, x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, y
             ctypes.c_void_p(x_MK.data_ptr()),
             x_layout,
             ctypes.byref(zero),
-            ctypes.c_void_p(y.data_ptr()),
+            ctypes.c_void_p(y_MN.data_ptr()),
             y_layout,
-            ctypes.c_void_p(y.data_ptr()),
+            ctypes.c_void_p(y_MN.data_ptr()),
             y_layout,
             ctypes.byref(plan.algo),
             None,
             ctypes.c_size_t(0),
             ctypes.c_void_p(torch.cuda.current_stream(x_MK.device).cuda_stream),
         )
+    return y_MN

@@ -19,8 +19,7 @@ SHAPES: tuple[Shape, ...] = (
     *(_shape(3072, 2048, 1), _shape(2048, 8192), _shape(128256, 2048)),
     *(_shape(768, 4096, 1), _shape(512, 4096), _shape(512, 12288), _shape(128, 4096), _shape(4100, 4096)),
 )
-# The last one but one has segments; the last is taken for the sweeps of M on CPU.
-SMALL_SHAPES: tuple[Shape, ...] = (_shape(48, 64), _shape(33, 40, 1), _shape(8, 8192, 1), _shape(16, 100))
+SMALL_SHAPES: tuple[Shape, ...] = (_shape(48, 64), _shape(33, 40, 1), _shape(16, 100))
 DTYPES = (torch.bfloat16, torch.float16)
 ROWS = ("x",)
 GRADS = ("x", "weight", "bias")

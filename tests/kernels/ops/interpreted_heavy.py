@@ -7,7 +7,6 @@ import sys
 import warnings
 
 import torch
-from interpreted_segments import linear_segments
 
 from samebits.kernels.ops.attention import dispatch as attention
 from samebits.kernels.ops.attention import inputs as attention_inputs
@@ -19,7 +18,6 @@ from samebits.kernels.ops.attention_varlen.contract import contract_backward
 from samebits.kernels.ops.attention_varlen.triton import backward
 from samebits.kernels.ops.linear import inputs as linear_inputs
 from samebits.kernels.ops.linear.contract import contract as linear_contract
-from samebits.kernels.ops.linear.segments import segments
 from samebits.kernels.ops.linear.triton import Config, chain
 
 CPU = torch.device("cpu")
@@ -35,8 +33,6 @@ def linear() -> Found:
     compared = wrong = planted = 0
     for dtype in (torch.float16, torch.float32):
         for shape in linear_inputs.SMALL_SHAPES:
-            if segments(shape["n"], shape["k"]) > 1:  # see interpreted_segments.py
-                continue
             for case in linear_inputs.cases(shape, dtype, CPU, True):
                 x, weight, bias = case.args["x"], case.args["weight"], case.args["bias"]
                 expected = linear_contract(x, weight, bias)
@@ -86,7 +82,7 @@ def whole_sequences() -> Found:
     return {"check": "attention_varlen", "compared": compared, "wrong": wrong, "backward": worst}
 
 
-CHECKS = {"linear": linear, "linear_segments": linear_segments, "attention": paged, "attention_varlen": whole_sequences}
+CHECKS = {"linear": linear, "attention": paged, "attention_varlen": whole_sequences}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

@@ -47,6 +47,19 @@ def test_the_order_of_k_is_part_of_the_bits_so_that_the_tests_above_can_fail() -
     assert not torch.equal(raw(turned), raw(contract(**args)))
 
 
+@pytest.mark.parametrize("parts", [2, 3, 48])
+def test_a_weight_in_parts_has_the_bits_of_the_whole(parts: int) -> None:
+    args = inputs.draw({"n": 48, "k": 8192, "bias": 1}, 5, torch.bfloat16, torch.device("cpu"), 3, False)
+    x, weight, bias = args["x"], args["weight"], args["bias"]
+    whole = linear_float32(x, weight, bias)  # not rounded: every bit of the chain is seen
+    pieces = [linear_float32(x, w, b) for w, b in zip(weight.chunk(parts), bias.chunk(parts), strict=True)]
+    assert torch.equal(raw(torch.cat(pieces, 1)), raw(whole))
+    halves = contract_wide(x[:, :4096].contiguous(), weight[:, :4096].contiguous()) + contract_wide(
+        x[:, 4096:].contiguous(), weight[:, 4096:].contiguous(), bias
+    )
+    assert not torch.equal(raw(halves), raw(whole)), "segments for a part alone would be seen"
+
+
 def test_bias_is_added_before_the_only_rounding() -> None:
     x, weight = torch.ones(1, 1).bfloat16(), torch.full((1, 1), 256.0).bfloat16()
     assert float(linear(x, weight, torch.tensor([0.75]).bfloat16())) == 256.0
