@@ -27,11 +27,13 @@ from samebits.tools.schema.artifacts.gap import GapReport
 from samebits.tools.schema.experiment import Experiment, Workload
 from samebits.tools.schema.requests import DiffRequest, MeasureRequest, MinimizeRequest
 from samebits.tools.schema.results import Result
-from samebits.tools.sides.tiny_experiment import experiment_for
+from samebits.tools.sides.tiny_experiment import MANY, experiment_for
 from samebits.tools.sides.transformers.tiny import write_tiny
 from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from samebits.tools.schema.artifacts.gap import GapStats
     from samebits.tools.schema.requests import DemoRequest
 
@@ -40,6 +42,8 @@ LONG = Workload(prompts=10, prompt_tokens=(120, 220), new_tokens=16)
 """For the engine against itself: only long contexts have keys to split."""
 FEW = Workload(prompts=6, prompt_tokens=(3, 200), new_tokens=12)
 """For the steps that look at activations one operator at a time."""
+ENGINE_THREADS = {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+"""Waiting threads sleep: on a busy machine spinning ones take all the time there is."""
 CLOSED = {
     "vllm": "vLLM's own operators in the trainer",
     "samebits": "samebits' operators in the engine and the trainer",
@@ -75,10 +79,7 @@ def run_demo(request: DemoRequest, job: Job) -> Result:
     """Carry out the seven steps; the verdict is exact only if every step saw what it must."""
     device = device_of(Experiment(device=request.device))
     model = job.folder / "model"
-    # The keys are split over threads: with one there is nothing to see in step 2. Waiting threads sleep: on a busy
-    # machine spinning ones take all the time there is.
-    threads = {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"} if device == "cpu" else {}
-    stock = experiment_for(model, device, threads)
+    stock = _experiment(model, device, {})
     if device == "cpu":
         torch.set_num_threads(1)  # for this process: the side at work beside it has the other core
     story = Story(job)
@@ -87,7 +88,7 @@ def run_demo(request: DemoRequest, job: Job) -> Result:
     # What step 2 will most likely switch, first and in the end: the processes load their libraries meanwhile, and the
     # last engine goes on to step 3.
     off = {trigger.variable: trigger.off for trigger in (likely(device) if device == "cpu" else [])}
-    first, last = (experiment_for(model, device, dict(part) | threads) for part in ([*off.items()][:1], off.items()))
+    first, last = (_experiment(model, device, dict(part)) for part in ([*off.items()][:1], off.items()))
     job.keep("rollout", stock)
     if off:
         job.prepare("rollout", first)
@@ -96,15 +97,15 @@ def run_demo(request: DemoRequest, job: Job) -> Result:
         job.keep("rollout", last)
         job.prepare("rollout", last)
         job.prepare("trainer", last)
-    switches = _against_itself(story, experiment_for(model, device, threads, workload=LONG)) | threads
+    switches = _against_itself(story, _experiment(model, device, {}, workload=LONG))
     job.release("rollout", stock)
     table = DEFAULT[device]
     # samebits' own operators need no switch of the engine's.
-    closed = experiment_for(model, device, switches if table == "vllm" else threads, kernels=table)
+    closed = _experiment(model, device, switches if table == "vllm" else {}, kernels=table)
     job.keep("rollout", closed)
     job.prepare("rollout", closed)
     job.prepare("trainer", closed)
-    work = _work_list(story, experiment_for(model, device, switches, workload=FEW))
+    work = _work_list(story, _experiment(model, device, switches, workload=FEW))
     _repro(story, work[1])
     proven = exact_and_update(story.part("exact"), closed)
     story.tell(
@@ -124,6 +125,18 @@ def run_demo(request: DemoRequest, job: Job) -> Result:
     planted = proven.planted
     story.tell("One ulp planted in one layer", planted.text, held=planted.found, stats=planted.stats)
     return _finish(story, work[0], proven, before, request.family)
+
+
+def _experiment(
+    model: Path, device: str, switches: Mapping[str, str], kernels: str = "none", workload: Workload = MANY
+) -> Experiment:
+    """On CPU the engine has two threads: the keys are split over them, with one there is nothing to see in step 2."""
+    made = experiment_for(model, device, switches, kernels, workload)
+    if device != "cpu":
+        return made
+    engine = made.rollout.model_copy(update={"env": made.rollout.env | ENGINE_THREADS})
+    trainer = made.trainer.model_copy(update={"env": made.trainer.env | {"OMP_NUM_THREADS": "1"}})
+    return made.model_copy(update={"rollout": engine, "trainer": trainer})
 
 
 def _gap(story: Story, experiment: Experiment) -> list[float]:

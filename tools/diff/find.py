@@ -120,12 +120,14 @@ def _split(found: Found, asker: Asker, rollout: Taps, plan: CapturePlan, contain
     """Tap the dispatcher operators inside the containers, pair them by value, force them too, and see what then
     differs."""
     edits = put_right(found.pairs, rollout)
-    operator_plan = plan.model_copy(update={"level": "operator", "modules": containers, "ports": "all", "replay": True})
-    taps = asker.score("trainer", "operators", operator_plan, edits).taps
     regions = {suspect.container for suspect in found.suspects if not suspect.leaf}
-    inner = [pair for pair in _inner_pairs(taps, rollout, found) if pair.trainer.module in regions]
-    inner += _handed_on(taps, rollout, found, inner)
-    if inner:
+    operator_plan = plan.model_copy(update={"level": "operator", "modules": containers, "ports": "all", "replay": True})
+    # Each operator is run again in one pass: the last.
+    first_plan = operator_plan.model_copy(update={"replay": not regions})
+    taps = asker.score("trainer", "operators", first_plan, edits).taps
+    if regions:
+        inner = [pair for pair in _inner_pairs(taps, rollout, found) if pair.trainer.module in regions]
+        inner += _handed_on(taps, rollout, found, inner)
         taps = asker.score("trainer", "operators-forced", operator_plan, edits + put_right(inner, rollout)).taps
         found.pairs += inner
         found.compared += len(inner)
