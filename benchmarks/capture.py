@@ -1,8 +1,9 @@
 """What a capture costs, and how fast stored tensors are compared: python benchmarks/capture.py [--cuda]
 
-Every figure is a ratio within one run: the things compared are timed in turn, the median of each is taken. A capture's
-time includes its digests, all folded; putting the hooks in and out once per run and writing the artifact are not part
-of it.
+Every figure is a ratio within one run: the things compared are timed in turn, and the median over the turns is taken
+(of a capture, the median of the ratio to the forward just before it, so that a machine that grows slower meanwhile
+changes little). A capture's time includes its digests, all folded; putting the hooks in and out once per run and
+writing the artifact are not part of it.
 """
 
 from __future__ import annotations
@@ -53,10 +54,9 @@ def seconds(device: str, call: Callable[[], object]) -> float:
     return clock(device) - start
 
 
-def medians(repeats: int, *timed: Callable[[], float]) -> list[float]:
-    """Median of the seconds that each returns, taken in turn, after one round that does not count."""
-    times = [[call() for call in timed] for _ in range(repeats + 1)][1:]
-    return [statistics.median(own) for own in zip(*times, strict=True)]
+def turns(repeats: int, *timed: Callable[[], float]) -> list[tuple[float, ...]]:
+    """The seconds that each returns, turn by turn, after one turn that does not count."""
+    return [tuple(call() for call in timed) for _ in range(repeats + 1)][1:]
 
 
 def forwards(device: str, size: str, layers: int, tokens: int, repeats: int) -> dict[str, object]:
@@ -97,8 +97,8 @@ def forwards(device: str, size: str, layers: int, tokens: int, repeats: int) -> 
             recorder.sink.store.drop()
             return taken
 
-        plain, held = medians(repeats, lambda: seconds(device, free), captured)
-        return plain, held / plain
+        pairs = turns(repeats, lambda: seconds(device, free), captured)
+        return statistics.median(plain for plain, _ in pairs), statistics.median(held / plain for plain, held in pairs)
 
     plain, digests = ratio(CapturePlan())
     _, tensors = ratio(CapturePlan(store="tensors", budget_bytes=1 << 40))
@@ -118,8 +118,8 @@ def memory(device: str, rows: int, columns: int, repeats: int) -> dict[str, obje
     b, c, sink = a.clone(), a.clone(), torch.empty_like(a)
     c[::100, 7] = next_ulp(c[::100, 7])
     calls = (lambda: sink.copy_(a), lambda: digest_rows(a), lambda: compare(a, b), lambda: compare(a, c))
-    times = medians(repeats, *(partial(seconds, device, call) for call in calls))
-    copy, digest, equal, nearly = (a.nbytes / 1e9 / one for one in times)
+    times = zip(*turns(repeats, *(partial(seconds, device, call) for call in calls)), strict=True)
+    copy, digest, equal, nearly = (a.nbytes / 1e9 / statistics.median(own) for own in times)
     return {
         "rows": rows,
         "columns": columns,
@@ -140,7 +140,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     device = "cuda" if args.cuda else "cpu"
-    shapes = [("1.7b", 8, 4096), ("1.7b", 8, 256)] if args.cuda else [("tiny", 4, 512), ("160m", 4, 256)]
+    shapes = (
+        [("1.7b", 8, 4096), ("1.7b", 8, 256)] if args.cuda else [("tiny", 4, 512), ("160m", 4, 256), ("1.7b", 2, 256)]
+    )
     for rows, columns in [(65536, 8192), (4096, 2048)] if args.cuda else [(4096, 4096), (512, 256)]:
         print(json.dumps(memory(device, rows, columns, args.repeats)), flush=True)
     for shape in shapes:
