@@ -183,12 +183,18 @@ def test_a_side_that_does_not_answer_is_ended_at_the_deadline(tmp_path: Path) ->
 
 
 def test_the_deadline_of_a_job_is_that_of_its_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    class Launched:
+        deadline: Deadline | None = None
+
+        def open(self, *_: object, **__: object) -> None:
+            seen.append(self.deadline)
+
+    seen: list[Deadline | None] = []
     monkeypatch.undo()
-    monkeypatch.setattr(Session, "start", lambda *_, **given: seen.append(given["deadline"]))
+    monkeypatch.setattr(Session, "launch", lambda *_, **__: Launched())
     job = Job(tmp_path)
     job.open_side("trainer", Experiment(device="cpu"))
-    assert seen == [job.deadline]
+    assert len(seen) == 1
     assert seen[0] is job.deadline
 
 
