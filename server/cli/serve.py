@@ -54,7 +54,10 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, leave)
     server = make_server(
-        allowed, python=str(Path(worker_python).absolute()) if worker_python else "", read_only=read_only
+        allowed,
+        python=str(Path(worker_python).absolute()) if worker_python else "",
+        read_only=read_only,
+        client=None if http else os.dup(0),  # a copy: the protocol takes the descriptor itself away
     )
     if not http:
         server.run()

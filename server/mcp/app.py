@@ -116,6 +116,7 @@ def make_server(
     read_only: bool = False,
     locks: Path | None = None,
     patience_s: float = PATIENCE_S,
+    client: int | None = None,
 ) -> Samebits:
     """A server for one project.
 
@@ -124,6 +125,7 @@ def make_server(
         python: interpreter of the workers, before pool.worker_python of an experiment.
         locks: folder of the slot locks; None: this user's.
         patience_s: longest a call waits before it answers with a job id.
+        client: descriptor of the standard input that is served; None: over HTTP, or in memory.
     """
 
     @asynccontextmanager
@@ -132,7 +134,7 @@ def make_server(
         index = Index(root)
         sweep(root)
         pool = Pool(index, Slots(locks or default_folder()), python=python, env=SAFE if read_only else {})
-        app = App(pool, roots, python, patience_s, read_only)
+        app = App(pool, roots, python, patience_s, read_only, client)
 
         async def prepare() -> None:
             # Ahead of the first job and beside the start: nvidia-smi can take seconds.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,16 @@ class App:
     python: str
     patience_s: float = PATIENCE_S
     read_only: bool = False
+    client: int | None = None
+    """Standard input where it is the one client's; None: clients come and go."""
+
+    def is_left(self) -> bool:
+        """Whether the one client has closed its end. Then this server ends too, and calls are cut off by that."""
+        if self.client is None:
+            return False
+        end = select.poll()
+        end.register(self.client, select.POLLHUP | select.POLLRDHUP)
+        return bool(end.poll(0))
 
     def experiment(self, config: str, overrides: tuple[str, ...]) -> Experiment:
         """The experiment a call names, its paths checked.
@@ -191,7 +202,8 @@ class App:
     ) -> Answer:
         """Queue a request and answer with its result, or, after PATIENCE_S, with its job id.
 
-        A cancelled call cancels its job: whoever asked does not want it any more.
+        A cancelled call cancels its job: whoever asked does not want it any more. One that is cut off, as the client is
+        gone and this server ends, leaves it to the pool, which interrupts it.
 
         Args:
             resumes: the job whose request it is.
@@ -206,7 +218,8 @@ class App:
         try:
             await self.follow(ctx, job, self.patience_s if patience_s is None else patience_s)
         except anyio.get_cancelled_exc_class():
-            self.pool.cancel(job)
+            if not self.is_left():
+                self.pool.cancel(job)
             raise
         return self.answer(job)
 

@@ -137,9 +137,14 @@ class Person:
             assert browser.value("document.querySelector('[role=status]').innerText").lower().startswith(decision)
 
     def end(self) -> int:
-        """Ctrl-C, and the exit code."""
-        if self.process.poll() is None:
+        """Ctrl-C, and the exit code. Again where nothing comes of it: who was about to read may have missed it."""
+        until = time.monotonic() + WAIT_S
+        while self.process.poll() is None and time.monotonic() < until:
             os.write(self.screen, b"\x03")
+            again = time.monotonic() + 15
+            while self.process.poll() is None and time.monotonic() < again:
+                self._read(0.1)
+                time.sleep(0.01)
         return self.wait()
 
     def wait(self) -> int:
