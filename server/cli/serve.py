@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from samebits.server.cli import quick
+from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -27,6 +28,20 @@ AllowHosts = Annotated[
     typer.Option("--allow-host", help="Host header to accept besides loopback's: NAME:PORT. Repeatable."),
 ]
 TokenFile = Annotated[Path | None, typer.Option(help="File with the bearer token (default: a fresh one, printed).")]
+
+
+def client_end() -> int:
+    """A copy of the descriptor that the one client writes to: the protocol takes the descriptor itself away.
+
+    Raises:
+        UserError: standard input is closed.
+    """
+    try:
+        return os.dup(0)
+    except OSError as error:
+        raise UserError(
+            "standard input", "closed, and there the client speaks", "let the client start the server, or add --http"
+        ) from error
 
 
 def serve(
@@ -57,7 +72,7 @@ def serve(
         allowed,
         python=str(Path(worker_python).absolute()) if worker_python else "",
         read_only=read_only,
-        client=None if http else os.dup(0),  # a copy: the protocol takes the descriptor itself away
+        client=None if http else client_end(),
     )
     if not http:
         server.run()

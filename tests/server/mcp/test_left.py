@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 from samebits.server.mcp.context import App
@@ -32,3 +34,13 @@ def test_where_clients_come_and_go_none_is_the_one() -> None:
     assert not app(None).is_left()
     with open(os.devnull) as nothing:
         assert not app(nothing.fileno()).is_left()
+
+
+def test_a_server_without_a_standard_input_says_so() -> None:
+    command = [sys.executable, "-m", "samebits.server.cli.entry", "serve"]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" <&-', "sh", *command], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert "standard input: closed" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
