@@ -7,17 +7,8 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from tests.full_disk import FILL
 
-FILL = """import json, sys
-from pathlib import Path
-def fill():
-    try:
-        with Path("junk").open("ab", 0) as file:
-            while True:
-                file.write(b"x" * 4096)
-    except OSError:
-        pass
-"""
 COLLECT = (
     FILL
     + """

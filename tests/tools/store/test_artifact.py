@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from tests.full_disk import FILL
 
 from samebits.tools.store.room import is_full
 
-WRITE = """import json, sys
-from pathlib import Path
+WRITE = (
+    FILL
+    + """
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -24,18 +26,14 @@ for name in ("before", "after"):
         artifact.write(Path(name), Manifest(kind="x"), {"x.safetensors": {"x": torch.zeros(20_000)}})
     except UserError as error:
         told.append(str(error))
-    try:
-        with Path("junk").open("ab", 0) as file:
-            while True:
-                file.write(b"x" * 4096)
-    except OSError:
-        pass
+    fill()
 try:
     save_file({"x": torch.zeros(20_000)}, "other.safetensors")
 except SafetensorError as error:
     control = str(error)
 print(json.dumps([told, sorted(path.name for path in Path().iterdir() if path.is_dir()), control]))
 """
+)
 
 
 def test_a_full_disk_is_one_error_though_safetensors_says_it_in_its_own_way(small_disk: Callable[..., str]) -> None:
