@@ -64,9 +64,10 @@ class Job:
         device = device_of(experiment)
         session = self.prepared.pop(_key(role, experiment, env), None)
         if session is None:
-            session = Session.launch(role, experiment, device, self.folder, env=env)
-        session.deadline = self.deadline
-        session.open(experiment, device, taps=taps)
+            session = Session.start(role, experiment, device, self.folder, env=env, taps=taps, deadline=self.deadline)
+        else:
+            session.deadline = self.deadline
+            session.open(experiment, device, taps=taps)
         if key in self.kept:
             session.kept, self.kept[key] = True, session
         return session
