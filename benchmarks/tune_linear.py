@@ -151,7 +151,7 @@ def compile_one(config: Config, divisible: bool) -> None:
             num_stages=config.stages,
             grid=(1,),
         )
-    except Exception as error:  # a configuration that does not fit is left out by `measure` too
+    except Exception as error:  # a configuration that does not fit is left out by `tune` too
         print("does not compile:", config, type(error).__name__, str(error)[:100], flush=True)
 
 
