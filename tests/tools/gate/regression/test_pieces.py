@@ -183,15 +183,9 @@ def test_a_side_that_does_not_answer_is_ended_at_the_deadline(tmp_path: Path) ->
 
 
 def test_the_deadline_of_a_job_is_that_of_its_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Launched:
-        deadline: Deadline | None = None
-
-        def open(self, *_: object, **__: object) -> None:
-            seen.append(self.deadline)
-
-    seen: list[Deadline | None] = []
+    seen: list[Deadline] = []
     monkeypatch.undo()
-    monkeypatch.setattr(Session, "launch", lambda *_, **__: Launched())
+    monkeypatch.setattr(Session, "start", lambda *_, **given: seen.append(given["deadline"]))
     job = Job(tmp_path)
     job.open_side("trainer", Experiment(device="cpu"))
     assert len(seen) == 1
