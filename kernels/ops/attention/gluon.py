@@ -1,8 +1,8 @@
 """Prefill attention for Hopper in Gluon: the arithmetic of `prefill_kernel` in triton.py, bit for bit.
 
 One producer warp moves keys and values by TMA; two consumer warpgroups of 64 query rows each overlap the score
-product of the next
-tile with the value product of the last one. The folded total of earlier segments waits in shared memory.
+product of the next tile with the value product of the last one. The folded total of earlier segments waits in shared
+memory.
 R query rows of a warpgroup, N keys of a tile, D head size.
 """
 
@@ -48,6 +48,20 @@ def softmax_tile(s_RN, c, m_R, l_R):
     counts_R = gl.sum((p_RN + 2.0).to(gl.int32, bitcast=True) - 0x40000000, 1)
     l_R = gl.fma(l_R, alpha_R, counts_R.to(gl.float32) * 2.384185791015625e-07)
     return p_RN, new_m_R, l_R, alpha_R
+
+
+@gluon.jit
+def rounded(p_RN, dtype: gl.constexpr, P: gl.constexpr):
+    """p in the dtype of the values, two neighbours packed by one instruction: the compiler swaps them once more."""
+    if dtype == gl.bfloat16:
+        packed_RN = gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [p_RN], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        packed_RN = gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [p_RN], dtype=gl.float16, is_pure=True, pack=2
+        )
+    return gl.convert_layout(packed_RN, P)
 
 
 @gluon.jit
@@ -102,7 +116,7 @@ def step(
 ):
     """Scores of tile j while the values of tile j - 1 are added; then its softmax, and at a segment's start the
     fold."""
-    k_full, k_free, v_full, v_free = bars
+    k_full, v_full, free = bars
     slot, last = j % STAGES, (j - 1) % STAGES
     mbarrier.wait(k_full.index(slot), (j // STAGES) & 1)
     s_token = warpgroup_mma(
@@ -111,7 +125,6 @@ def step(
     mbarrier.wait(v_full.index(last), ((j - 1) // STAGES) & 1)
     acc_token = warpgroup_mma(p_RN, v_smem.index(last), acc_RD, is_async=True)
     s_RN = warpgroup_mma_wait(1, deps=[s_token])
-    mbarrier.arrive(k_free.index(slot), count=1)
     if MASK:
         n_N = j * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, S))
         s_RN = gl.where(gl.expand_dims(n_N, 0) <= gl.expand_dims(position_R, 1), s_RN, float("-inf"))
@@ -120,8 +133,8 @@ def step(
     from_l_R = gl.where(fresh, 0.0, l_R)
     wide_RN, new_m_R, new_l_R, alpha_R = softmax_tile(s_RN, c, from_m_R, from_l_R)
     acc_RD = warpgroup_mma_wait(0, deps=[acc_token])
-    mbarrier.arrive(v_free.index(last), count=1)
-    p_RN = gl.convert_layout(wide_RN.to(v_smem.dtype), P)
+    mbarrier.arrive(free.index(slot), count=1)
+    p_RN = rounded(wide_RN, v_smem.dtype, P)
     if fresh:
         total_m_R, total_l_R, total_RD = fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_smem, OUT)
         total_smem.store(total_RD)
@@ -155,7 +168,7 @@ def consumer(
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
-    k_full, k_free, v_full, _ = bars
+    k_full, v_full, free = bars
     row_R = local + PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, S))
     position_R = kv_len - q_len + row_R
     full = (kv_len - q_len + local + PART * ROWS + 1) // TILE
@@ -170,11 +183,11 @@ def consumer(
         q_smem, k_smem.index(0).permute((1, 0)), gl.zeros([ROWS, TILE], gl.float32, S), use_acc=False, is_async=True
     )
     s_RN = warpgroup_mma_wait(0, deps=[s_RN])
-    mbarrier.arrive(k_free.index(0), count=1)
+    mbarrier.arrive(free.index(0), count=1)
     n_N = gl.arange(0, TILE, layout=gl.SliceLayout(0, S))
     s_RN = gl.where(gl.expand_dims(n_N, 0) <= gl.expand_dims(position_R, 1), s_RN, float("-inf"))
     wide_RN, m_R, l_R, _ = softmax_tile(s_RN, c, m_R, l_R)
-    p_RN = gl.convert_layout(wide_RN.to(v_smem.dtype), P)
+    p_RN = rounded(wide_RN, v_smem.dtype, P)
     acc_RD = gl.zeros([ROWS, D], gl.float32, OUT)
     for j in range(1, gl.minimum(full, tiles)):
         acc_RD, p_RN, m_R, l_R, total_m_R, total_l_R = step(
@@ -299,22 +312,31 @@ def producer(
     PAGE: gl.constexpr,
     BOX: gl.constexpr,
 ):
-    k_full, k_free, v_full, v_free = bars
+    k_full, v_full, free = bars
     BOXES: gl.constexpr = (TILE // BOX) * (D // PANEL)
     mbarrier.expect(q_full, 2 * ROWS * D * 2)
     for part in gl.static_range(2):
         tma.async_copy_global_to_shared(q_desc, [start + local + part * ROWS, h * D], q_full, q_all.index(part))
     k_boxes = k_smem._reinterpret(k_smem.dtype, [STAGES * BOXES, BOX, PANEL], k_desc.layout)
     v_boxes = v_smem._reinterpret(v_smem.dtype, [STAGES * BOXES, BOX, PANEL], v_desc.layout)
-    for j in range(tiles):
-        slot, phase = j % STAGES, (j // STAGES) & 1
-        k_bar, v_bar = k_full.index(slot), v_full.index(slot)
-        mbarrier.wait(k_free.index(slot), phase ^ 1)
-        column = g * k_head
-        load_tile(k_desc, k_boxes, slot * BOXES, k_bar, table_ptr, j, kv_start, kv_len, column, k_ratio, D, PAGE, BOX)
-        mbarrier.wait(v_free.index(slot), phase ^ 1)
-        column = g * v_head
-        load_tile(v_desc, v_boxes, slot * BOXES, v_bar, table_ptr, j, kv_start, kv_len, column, v_ratio, D, PAGE, BOX)
+    k_at, v_at = g * k_head, g * v_head
+    for j in range(gl.minimum(tiles, STAGES)):
+        k_bar, v_bar = k_full.index(j), v_full.index(j)
+        load_tile(k_desc, k_boxes, j * BOXES, k_bar, table_ptr, j, kv_start, kv_len, k_at, k_ratio, D, PAGE, BOX)
+        load_tile(v_desc, v_boxes, j * BOXES, v_bar, table_ptr, j, kv_start, kv_len, v_at, v_ratio, D, PAGE, BOX)
+    # The consumers free keys of tile j and values of tile j - 1 at once.
+    for j in range(tiles - 1):
+        slot, other = j % STAGES, (j + 1) % STAGES
+        k_bar, v_bar = k_full.index(slot), v_full.index(other)
+        mbarrier.wait(free.index(slot), (j // STAGES) & 1)
+        n = j + STAGES
+        if n < tiles:
+            load_tile(k_desc, k_boxes, slot * BOXES, k_bar, table_ptr, n, kv_start, kv_len, k_at, k_ratio, D, PAGE, BOX)
+        n = j + 1
+        if j > 0:
+            load_tile(
+                v_desc, v_boxes, other * BOXES, v_bar, table_ptr, n, kv_start, kv_len, v_at, v_ratio, D, PAGE, BOX
+            )
 
 
 @gluon.jit(do_not_specialize=["B", "table_stride", "k_ratio", "v_ratio", "k_head", "v_head", "H", "GROUP", "LEAVE"])
@@ -362,17 +384,15 @@ def prefill_hopper_kernel(
         total_all = gl.allocate_shared_memory(gl.float32, [2, ROWS, D], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
         q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         mbarrier.init(q_full, count=1)
         for i in gl.static_range(STAGES):
             mbarrier.init(k_full.index(i), count=1)
             mbarrier.init(v_full.index(i), count=1)
-            mbarrier.init(k_free.index(i), count=2)
-            mbarrier.init(v_free.index(i), count=2)
+            mbarrier.init(free.index(i), count=2)
         fence_async_shared()
-        bars = (k_full, k_free, v_full, v_free)
+        bars = (k_full, v_full, free)
         table = table_ptr + b.to(gl.int64) * table_stride
         gl.warp_specialize(
             [
