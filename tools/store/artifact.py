@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from samebits.tools.schema.errors import UserError
@@ -11,12 +13,12 @@ from samebits.tools.schema.stored import MANIFEST, M, identity, read, sha256
 from samebits.tools.store.room import is_full
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import torch
 
-__all__ = ["MANIFEST", "identity", "load_tensors", "read", "sha256", "write"]
+__all__ = ["MANIFEST", "copy", "identity", "load_tensors", "read", "sha256", "write"]
 
 
 def write(
@@ -33,12 +35,7 @@ def write(
     Raises:
         UserError: the folder exists, or the disk refuses.
     """
-    if folder.exists():
-        raise UserError(str(folder), "this artifact exists already", "choose another folder or remove it")
-    part = folder.with_name(folder.name + ".part")
-    try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+    with _whole(folder) as part:
         for name, group in (tensors or {}).items():
             from safetensors.torch import save_file  # late: readers of manifests alone need no torch
 
@@ -48,6 +45,31 @@ def write(
         names = sorted(path.name for path in part.iterdir())
         whole = manifest.model_copy(update={"files": {name: sha256(part / name) for name in names}})
         (part / MANIFEST).write_text(whole.model_dump_json(indent=1), encoding="utf-8")
+    return whole
+
+
+def copy(source: Path, folder: Path) -> None:
+    """Write an artifact once more, byte for byte: the same identity. All or nothing.
+
+    Raises:
+        UserError: the folder exists, or the disk refuses.
+    """
+    names = json.loads((source / MANIFEST).read_bytes())["files"]
+    with _whole(folder) as part:
+        for name in (*names, MANIFEST):
+            shutil.copyfile(source / name, part / name)
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `folder` once it is full."""
+    if folder.exists():
+        raise UserError(str(folder), "this artifact exists already", "choose another folder or remove it")
+    part = folder.with_name(folder.name + ".part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        yield part
         os.replace(part, folder)
     except Exception as error:
         shutil.rmtree(part, ignore_errors=True)
@@ -58,7 +80,6 @@ def write(
             f"cannot be written ({getattr(error, 'strerror', '') or error})",
             "free disk space or choose another run folder",
         ) from error
-    return whole
 
 
 def load_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:

@@ -1,14 +1,18 @@
-"""An artifact on a full disk: one error in plain words, and nothing half-written."""
+"""Artifacts written and copied whole; on a full disk one error in plain words, and nothing half-written."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.full_disk import FILL
 
+from samebits.tools.schema.artifacts.base import Manifest
+from samebits.tools.schema.errors import UserError
+from samebits.tools.store import artifact
 from samebits.tools.store.room import is_full
 
 WRITE = (
@@ -58,3 +62,17 @@ def test_a_full_disk_is_one_error_though_safetensors_says_it_in_its_own_way(smal
 )
 def test_only_a_full_disk_is_called_one(error: Exception, full: bool) -> None:
     assert is_full(error) is full
+
+
+def test_a_copy_has_the_identity_of_what_was_copied_or_is_not_there(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    artifact.write(source, Manifest(kind="x"), texts={"a.txt": "one"})
+    (source / "beside.txt").write_text("no part of it")
+    artifact.copy(source, tmp_path / "copy")
+    assert artifact.identity(tmp_path / "copy") == artifact.identity(source)
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["a.txt", "manifest.json"]
+    (source / "a.txt").unlink()
+    for folder in ("copy", "another"):
+        with pytest.raises(UserError):
+            artifact.copy(source, tmp_path / folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "source"], "nothing half-written stays"

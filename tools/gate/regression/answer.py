@@ -109,14 +109,27 @@ def _next(report: RegressionReport, source: Source, job: Job) -> str:
     if left and all(outcome.status == "not_run" and outcome.reason == ELSEWHERE for outcome in left):
         return f"the axes that are left: samebits gate --resume {job.folder}"
     first = next((axis for axis in report.axes if axis.outcome.status == "differs"), None)
-    short = [outcome for outcome in left if outcome.status == "too_few"]
-    if left and short == left:
-        scarce = max(math.ceil(outcome.needed / max(outcome.tokens, 1)) for outcome in short)
-        enough = scarce * len(source.data.sequences)
-        return f"give it more tokens, workload.prompts={enough} or more new_tokens, then samebits gate again"
+    if left and all(outcome.status == "too_few" for outcome in left):
+        return _more([axis for axis in report.axes if axis.red], source, job)
     if first is None:
         return "mend what the summary names, then samebits gate again"
     against = DIFF.get(first.name)
     if against is None:
         return f"{first.name} cannot be localised by operator: see docs/gate.md"
     return f"samebits diff --rollout {source.folder}" + ("" if against == "trainer" else f" --against {against}")
+
+
+def _more(short: list[AxisRow], source: Source, job: Job) -> str:
+    """What gives every comparison enough tokens. Each axis compares in proportion to the sequences, or all of them."""
+    lost = [axis.name for axis in short if any(way.stats.tokens < way.due for way in axis.compared)]
+    if lost:
+        return f"{lost[0]} lost tokens, which more of them do not mend: see its side's log in {job.folder}"
+    count = len(source.data.sequences)
+    enough = count * max(
+        math.ceil(axis.outcome.needed / max(axis.outcome.tokens, 1))
+        for axis in short
+        if axis.outcome.status == "too_few"
+    )
+    if source.generated:
+        return f"give it more tokens, workload.prompts={enough}, then samebits gate again"
+    return f"give it a rollout of {enough} sequences (this one has {count}), then samebits gate again"

@@ -78,6 +78,11 @@ class Bench:
         return int(self.data.valid_N.sum())
 
     @property
+    def min_tokens(self) -> int:
+        """[gate] min_tokens: what each comparison needs."""
+        return self.sides.experiment.gate.min_tokens
+
+    @property
     def coverage(self) -> Coverage:
         """[gate] coverage."""
         return self.sides.experiment.gate.coverage

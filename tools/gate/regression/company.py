@@ -79,9 +79,9 @@ def arranged(data: RolloutData, words: str, order: Iterable[int | Sequence]) -> 
     return Company(words, made, tuple(places))
 
 
-def companies(data: RolloutData) -> list[Company]:
+def companies(data: RolloutData, least: int = 1) -> list[Company]:
     """Every second sequence in its place, short, long and extreme neighbours in between; empty when there is no place
-    for one.
+    for one. Where that leaves fewer than `least` valid tokens: every sequence, with a neighbour behind each.
     """
     count = len(data.sequences)
     if count < 2:
@@ -93,14 +93,15 @@ def companies(data: RolloutData) -> list[Company]:
         (f"long neighbours ({len(longest)} tokens)", longest[::-1]),
         (f"extreme neighbours (one token {len(longest)} times)", [token] * len(longest)),
     )
-    return [
-        arranged(
-            data,
-            f"every second sequence among {words}",
-            (i if i % 2 == 0 else Sequence(prompt, prompt[-1:] * TAIL) for i in range(count)),
-        )
-        for words, prompt in kinds
-    ]
+    made = []
+    for words, prompt in kinds:
+        other = Sequence(prompt, prompt[-1:] * TAIL)
+        one = arranged(data, f"every second sequence among {words}", (i if i % 2 == 0 else other for i in range(count)))
+        if one.due(data) < least:
+            order = (place for i in range(count) for place in (i, other))
+            one = arranged(data, f"every sequence among {words}", order)
+        made.append(one)
+    return made
 
 
 def filled(data: RolloutData, size: int) -> Company:

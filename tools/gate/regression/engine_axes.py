@@ -48,7 +48,7 @@ def batch(bench: Bench, tried: Tried) -> None:
         bench.against_plain(
             tried, "rollout", Variant(How(concurrency=size), f"all in flight against {words}", "", company)
         )
-    for one in companies(bench.data):
+    for one in companies(bench.data, bench.min_tokens):
         bench.among(tried, one)
     for size in BATCHES[bench.coverage]:
         if size <= len(bench.data.sequences):
@@ -118,9 +118,10 @@ def spread(edges: list[int], count: int) -> list[int]:
 
 
 def decode_prefill(bench: Bench, tried: Tried) -> None:
-    """Decode steps against one prefill per token, thinned evenly to RESCORED tokens."""
-    count = int(bench.data.valid_N.numel())
-    stride = max(1, -(-count // RESCORED))
+    """Decode steps against one prefill per token, thinned evenly to RESCORED tokens or what the gate needs."""
+    stride = max(1, -(-bench.data.valid_N.numel() // RESCORED))
+    while int(bench.data.valid_N[::stride].sum()) < min(bench.min_tokens, bench.valid):
+        stride -= 1
     thinned = bench.data.valid_N[::stride]
     words = "decode against one prefill per token" + (f" (one token in {stride})" if stride > 1 else "")
     how = How(path="prefill", stride=stride)

@@ -5,6 +5,7 @@ Legend: N sampled tokens in all.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,8 @@ from samebits.tools.sides import rollout_store
 from samebits.tools.sides.protocol import RolloutData, Sequence
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from samebits.tools.gate.regression.bench import Bench
 
 NEW = 8
@@ -28,29 +31,41 @@ EDGES = {"fast": (16, 64), "full": (16, 32, 64, 128, 256, 512, 1024)}
 
 
 def at_edges(bench: Bench) -> tuple[RolloutData, list[int]]:
-    """Prompts of the rollout's own tokens, one less than each edge, of the edge and one more; and the edges."""
+    """Prompts of the rollout's own tokens, one less than each edge, of the edge and one more; and the edges. Several
+    of each length where one gives fewer tokens than the gate needs, as far as the rollout has other windows.
+    """
     data, config = bench.data, bench.sides.experiment.rollout
     own = max(len(s.prompt) + len(s.sampled) for s in data.sequences)
     most = config.max_model_len if config.side == "vllm" else own
     block = block_of(bench)
     edges = sorted({edge for edge in (*EDGES[bench.coverage], block, 2 * block) if edge + 1 + NEW <= most})
-    lengths = [*around(tuple(edges)), most - NEW]
-    tokens = [token for s in data.sequences for token in s.tokens]
-    tokens *= -(-(most + len(lengths)) // len(tokens))
-    sequences = [
-        Sequence(tokens[i : i + length], tokens[i + length : i + length + NEW])
-        for i, length in enumerate(dict.fromkeys(length for length in lengths if length > 0))
-    ]
+    lengths = [length for length in dict.fromkeys((*around(tuple(edges)), most - NEW)) if length > 0]
+    windows = _windows([token for s in data.sequences for token in s.tokens], lengths)
+    sequences = list(itertools.islice(windows, max(len(lengths), -(-bench.min_tokens // NEW))))
     count = NEW * len(sequences)
     made = RolloutData(sequences, torch.zeros(count), torch.ones(count, dtype=torch.bool), data.temperature)
     return made, edges
+
+
+def _windows(own: list[int], lengths: list[int]) -> Iterator[Sequence]:
+    """One of each length, the last of them the longest, then more of the others from elsewhere in these tokens, which
+    go round; no two are equal."""
+    tokens = own * (2 + (max(lengths, default=0) + NEW) // len(own))
+    seen = set[tuple[int, ...]]()
+    for first in range(0, len(own), len(lengths)):
+        for i, length in enumerate(lengths if first == 0 else lengths[:-1]):
+            start = (first + i) % len(own)
+            window = tokens[start : start + length + NEW]
+            if tuple(window) not in seen:
+                seen.add(tuple(window))
+                yield Sequence(window[:length], window[length:])
 
 
 def lengths(bench: Bench, tried: Tried) -> None:
     """All in flight against each alone, and decode against prefill. Leaves `bench.edges` for trainer_rollout."""
     sides = bench.sides
     data, edges = at_edges(bench)
-    if len(data.sequences) < 2:
+    if not edges:
         tried.skipped.append("no edge lies within the longest sequence there may be")
         return
     folder = sides.job.new("edges")
@@ -58,6 +73,9 @@ def lengths(bench: Bench, tried: Tried) -> None:
     plain, _ = sides.score("rollout", folder)
     bench.edges = (folder, plain)
     named = ", ".join(str(edge) for edge in edges)
+    if len(plain.logprob_N) < bench.min_tokens:
+        made = f"its tokens make {len(data.sequences)} different sequences of these lengths, {NEW} sampled tokens each"
+        tried.skipped.append(f"lengths around {named}: {made}; the rollout has too few")
     for how, words, proof in (
         (How(concurrency=1), f"lengths around {named}: all in flight against each alone", company),
         (How(path="prefill"), f"lengths around {named}: decode against one prefill per token", path),

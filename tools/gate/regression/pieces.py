@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,9 @@ from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
     import torch
+
+    from samebits.tools.job.job import Job
+    from samebits.tools.job.rollouts import Source
 
 ELSEWHERE = "not in this piece: go on from it with --resume"
 DONE = ("exact", "differs", "too_few", "vacuous")
@@ -45,12 +48,13 @@ class Earlier:
         return artifact.load_tensors(self.folder, "gate.safetensors")
 
 
-def earlier(given: str, subject: str) -> Earlier:
+def earlier(given: str, subject: str, rollout: str | None = None) -> Earlier:
     """The report of an earlier piece, checked.
 
     Args:
         given: its folder, or the job folder that holds it.
         subject: of this gate.
+        rollout: where its rollout may lie, besides beside it. Its digest decides.
 
     Raises:
         UserError: nothing there, damaged, of another subject, or its rollout is gone.
@@ -65,12 +69,26 @@ def earlier(given: str, subject: str) -> Earlier:
             "leave --resume out and run the whole gate",
         )
     wanted = report.made_from["rollout"]
-    for place in sorted(folder.parent.iterdir()):
-        if (place / "manifest.json").is_file() and artifact.identity(place) == wanted:
+    named = [] if rollout is None else [Path(rollout)]
+    for place in (*named, *sorted(folder.parent.iterdir())):
+        if (place / artifact.MANIFEST).is_file() and artifact.identity(place) == wanted:
             return Earlier(folder, report, place)
+    where = "".join(f", nor is it {place}" for place in named)
     raise UserError(
-        str(folder), f"its rollout (sha256 {wanted[:12]}) is not beside it", "keep job folders whole to go on from them"
+        str(folder),
+        f"its rollout (sha256 {wanted[:12]}) is not beside it: no artifact in {folder.parent} has this digest{where}",
+        "keep job folders whole to go on from them, or name that rollout with --rollout",
     )
+
+
+def kept(source: Source, job: Job) -> Source:
+    """The rollout in this job's own folder: another piece can then go on from it, wherever the first one is."""
+    if source.folder.resolve().parent == job.folder.resolve():
+        return source
+    folder = job.new("rollout")
+    artifact.copy(source.folder, folder)
+    assert artifact.identity(folder) == artifact.identity(source.folder)
+    return replace(source, folder=folder)
 
 
 def merged(rows: list[AxisRow], before: Earlier | None, required: tuple[AxisName, ...]) -> list[AxisRow]:

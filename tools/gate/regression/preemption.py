@@ -22,26 +22,27 @@ if TYPE_CHECKING:
     from samebits.tools.gate.regression.changed import Nudged
 
 NEW = 8
-"""Sampled tokens of each made-up sequence: enough to cross the edge of a block."""
+"""Sampled tokens of each made-up sequence: enough to cross the edge of a block. More where the gate needs them."""
 FEWEST = 4
 RESERVED = 1
 """Blocks that vLLM keeps for itself."""
 
 
-def crossing(data: RolloutData, block: int, blocks: int = 1) -> RolloutData:
+def crossing(data: RolloutData, block: int, blocks: int = 1, new: int = NEW) -> RolloutData:
     """The rollout's tokens as sequences whose decode crosses the edge of a block, so that each asks for one more
     while all blocks are taken. The logprobs are placeholders.
 
     Args:
         block: tokens of a block.
         blocks: that each prompt nearly fills.
+        new: sampled tokens of each.
     """
     sequences = []
     for i, sequence in enumerate(data.sequences):
-        tokens = (sequence.prompt + sequence.sampled) * (block * blocks)
+        tokens = (sequence.prompt + sequence.sampled) * (block * blocks + new)
         length = block * blocks - 1 - i % (NEW - 2)
-        sequences.append(Sequence(tokens[:length], tokens[length : length + NEW]))
-    count = NEW * len(sequences)
+        sequences.append(Sequence(tokens[:length], tokens[length : length + new]))
+    count = new * len(sequences)
     return RolloutData(sequences, torch.zeros(count), torch.ones(count, dtype=torch.bool), data.temperature)
 
 
@@ -72,7 +73,8 @@ def preemption(bench: Bench, tried: Tried) -> None:
     # One sequence of the longest kind must fit, or the engine does not start.
     needed = -(-config.max_model_len // block)
     each = -(-needed // (count // 2))
-    data, folder, job = crossing(bench.data, block, each), sides.job.new("crossing"), sides.job
+    new = max(NEW, min(-(-bench.min_tokens // count), config.max_model_len - block * each))
+    data, folder, job = crossing(bench.data, block, each, new), sides.job.new("crossing"), sides.job
     rollout_store.write(folder, data, side="made for the gate")
     roomy, _ = sides.score("rollout", folder)
     tap = bench.tap("rollout")
@@ -89,7 +91,7 @@ def preemption(bench: Bench, tried: Tried) -> None:
             return
         words += f" ({tight.facts['recomputed_rows']} rows computed again)"
         used_N = data.valid_N & roomy.scored_N & tight.scored_N
-        tried.compared.append(judge.compared(words, roomy.logprob_N, tight.logprob_N, used_N, NEW * count))
+        tried.compared.append(judge.compared(words, roomy.logprob_N, tight.logprob_N, used_N, new * count))
         if flips:
             words, moved = described(flips), score_with(session, job, "rollout", folder, How(), edits=flips)[0]
         elif (nudged := _nudged(bench)) is not None:

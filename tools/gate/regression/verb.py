@@ -94,7 +94,7 @@ def run_regression(request: GateRequest, job: Job) -> Result:
     required = _known((*experiment.gate.require, *request.require), "required axis")
     prints = subject.fingerprints(experiment)
     about = subject.subject(experiment, prints)
-    before = pieces.earlier(request.resume, about) if request.resume else None
+    before = pieces.earlier(request.resume, about, request.rollout) if request.resume else None
     done = frozenset() if before is None else before.done
     missing = [name for name in required if name not in asked and name not in done]
     if wrong := [name for name in missing if not request.axes or name in request.require]:
@@ -110,6 +110,7 @@ def run_regression(request: GateRequest, job: Job) -> Result:
         )
         if not bool(source.data.valid_N.any()):
             raise UserError("the rollout", "no valid token: nothing could be compared", "check its mask")
+        source = pieces.kept(source, job)
         bench = Bench(sides, source)
         named = THROUGHPUT in (*experiment.gate.axes, *request.axes, *required)
         rate = speed.wanted(experiment, named, THROUGHPUT in required)

@@ -32,8 +32,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gated(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, Any]]:
-    """gated(rollout={...}, trainer={...}, gate={...}, axes=..., job="name"): run the gate here, in a folder of that
-    name when one is given.
+    """gated(rollout={...}, trainer={...}, gate={...}, axes=..., job="name", stored="folder"): run the gate here, in a
+    folder of that name when one is given, on a stored rollout when one is given.
     """
     from samebits.tools.gate.regression.verb import run_regression
     from samebits.tools.job.job import Job
@@ -54,7 +54,8 @@ def gated(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
             "workload": {"prompts": 6, "prompt_tokens": (2, 24), "new_tokens": 5},
             "gate": {"min_tokens": 20} | given.pop("gate", {}),
         }
-        result = run_regression(GateRequest.model_validate({"experiment": experiment, **given}), Job(folder))
+        asked = {"experiment": experiment, "rollout": given.pop("stored", None), **given}
+        result = run_regression(GateRequest.model_validate(asked), Job(folder))
         return result, artifact.read(folder / result.ids["regression"], RegressionReport)
 
     return run

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.tools.gate.regression import engine_axes, judge, preemption, process_axes, verb
+from samebits.tools.gate.regression import engine_axes, judge, lengths, preemption, process_axes, verb
 from samebits.tools.gate.regression.bench import Bench
 from samebits.tools.job.job import Job
 from samebits.tools.job.rollouts import Source
@@ -31,7 +31,7 @@ class Engine:
 
     job: Job
     fault: Any = lambda how, data: 0.0
-    experiment: Experiment = field(default_factory=Experiment)
+    experiment: Experiment = field(default_factory=lambda: Experiment.model_validate({"gate": {"min_tokens": 1}}))
     asked: list[How] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=lambda: {"compiled": "VLLM_COMPILE", "block_size": BLOCK})
 
@@ -78,11 +78,13 @@ def outcome(tried: judge.Tried) -> Any:
     return judge.outcome(tried, 1)
 
 
-def test_batch_asks_for_every_size_and_three_kinds_of_neighbours(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("needed", "among"), [(1, 40), (40, 40), (41, 72), (72, 72)])
+def test_batch_asks_for_every_size_and_three_kinds_of_neighbours(tmp_path: Path, needed: int, among: int) -> None:
     made = bench(tmp_path / "a", [3] * 9)
+    made.sides.experiment = Experiment.model_validate({"gate": {"min_tokens": needed}})
     tried = ran(engine_axes.batch, made)
     assert [how.concurrency for how in made.sides.asked] == [1, 2, 8, *[None] * 4]  # type: ignore[attr-defined]
-    assert [way.stats.tokens for way in tried.compared] == [72, 72, 72, 40, 40, 40, 72]
+    assert [way.stats.tokens for way in tried.compared] == [72, 72, 72, among, among, among, 72]
     assert tried.compared[-1].words == "all in flight against the same in a batch of 64"
     assert all(way.stats.exact for way in tried.compared)
 
@@ -143,6 +145,58 @@ def test_thinned_tokens_are_due_and_no_more(tmp_path: Path) -> None:
     (way,) = tried.compared
     assert (way.stats.tokens, way.due) == (150, 150)
     assert "one token in 2" in way.words
+
+
+@pytest.mark.parametrize(
+    ("masked", "needed", "compared", "stride"),
+    [(0, 64, 132, 2), (0, 132, 132, 2), (0, 133, 264, 1), (132, 64, 66, 2), (132, 132, 132, 1), (132, 500, 132, 1)],
+)
+def test_thinning_leaves_as_many_tokens_as_the_gate_needs(
+    tmp_path: Path, masked: int, needed: int, compared: int, stride: int
+) -> None:
+    made = bench(tmp_path / "a", [3] * 33)
+    made.sides.experiment = Experiment.model_validate({"gate": {"min_tokens": needed}})
+    made.data.valid_N[:masked] = False
+    tried = ran(engine_axes.decode_prefill, made)
+    assert tried.compared[0].stats.tokens == tried.compared[0].due == compared
+    assert made.sides.asked[0].stride == stride  # type: ignore[attr-defined]
+
+
+def own_tokens(folder: Path, prompts: list[int], needed: int) -> Bench:
+    """A rollout in which no two prompts hold the same token."""
+    made = bench(folder, prompts)
+    made.data.sequences = [
+        Sequence([*range(1000 * i, 1000 * i + len(s.prompt))], s.sampled) for i, s in enumerate(made.data.sequences)
+    ]
+    made.sides.experiment = Experiment.model_validate({"gate": {"min_tokens": needed}})
+    made.sides.facts["block_size"] = 16  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.mark.parametrize(("needed", "count"), [(1, 10), (80, 10), (81, 11), (256, 32), (1000, 125)])
+def test_as_many_sequences_of_each_length_as_the_gate_needs_tokens(tmp_path: Path, needed: int, count: int) -> None:
+    made = own_tokens(tmp_path / "a", [3, 40, 200, 90], needed)
+    data, edges = lengths.at_edges(made)
+    assert (edges, len(data.sequences)) == ([16, 32, 64], count)
+    found = [len(s.prompt) for s in data.sequences]
+    longest = made.sides.experiment.rollout.max_model_len - lengths.NEW
+    assert found[:10] == [15, 16, 17, 31, 32, 33, 63, 64, 65, longest]
+    assert found.count(longest) == 1
+    counts = [found.count(length) for length in found[:9]]
+    assert max(counts) - min(counts) <= 1
+    assert len({(*s.prompt, *s.sampled) for s in data.sequences}) == count, "no two are equal"
+    assert all(len(s.sampled) == lengths.NEW for s in data.sequences)
+    tried = ran(lengths.lengths, made)
+    assert [way.stats.tokens for way in tried.compared] == [8 * count] * 2
+    assert tried.skipped == []
+
+
+def test_a_rollout_with_too_few_windows_for_the_lengths_says_so(tmp_path: Path) -> None:
+    made = own_tokens(tmp_path / "a", [3], 1000)  # ten tokens: no more than ten windows of each length
+    tried = ran(lengths.lengths, made)
+    assert [way.stats.tokens for way in tried.compared] == [80] * 2
+    assert "its tokens make 10 different sequences" in tried.skipped[0]
+    assert judge.outcome(tried, 1000).status == "too_few"
 
 
 def test_where_nothing_can_be_moved_an_axis_is_not_run_and_says_so(tmp_path: Path) -> None:
@@ -216,6 +270,33 @@ def test_preempted_sequences_cross_the_edge_of_a_block(tmp_path: Path) -> None:
     for sequence in made.sequences:
         assert len(sequence.prompt) < BLOCK < len(sequence.prompt) + len(sequence.sampled) - 1
     assert (made.valid_N.numel(), bool(made.valid_N.all())) == (32, True)
+    longer = preemption.crossing(data, BLOCK, new=64)
+    assert [s.prompt for s in longer.sequences] == [s.prompt for s in made.sequences]
+    assert [len(s.sampled) for s in longer.sequences] == [64] * 4
+
+
+@pytest.mark.parametrize(
+    ("needed", "tokens"), [(1, 32), (32, 32), (33, 36), (256, 256), (10**6, 4 * (512 - 2 * BLOCK))]
+)
+def test_preempted_sequences_sample_what_the_gate_needs_as_far_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed: int, tokens: int
+) -> None:
+    made = bench(tmp_path / "a", [3, 40, 200, 1])
+    config = {"device": "cpu", "rollout": {"max_model_len": 512}, "gate": {"min_tokens": needed}}
+    made.sides.experiment = Experiment.model_validate(config)
+    longest: list[int] = []
+
+    def again(sides: Any, _job: Job, role: str, folder: Path, how: How, **_: Any) -> Any:
+        longest.append(max(len(s.prompt) + len(s.sampled) for s in rollout_store.read(folder).sequences))
+        scores, where = sides.score(role, folder, how)
+        scores.facts["recomputed_rows"] = 9
+        return scores, where
+
+    monkeypatch.setattr(Job, "open_side", lambda *_: nullcontext(made.sides))
+    monkeypatch.setattr(preemption, "score_with", again)
+    (way,) = ran(preemption.preemption, made).compared
+    assert (way.stats.tokens, way.due) == (tokens, tokens)
+    assert max(longest) <= 512
 
 
 @pytest.mark.parametrize(

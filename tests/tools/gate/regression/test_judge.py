@@ -132,4 +132,11 @@ def test_neighbours_change_and_targets_stay_in_their_places() -> None:
         back = one.back(Scores(one.data.logprob_N, torch.ones_like(one.data.valid_N)), data)
         assert back.logprob_N[back.scored_N].tolist() == [0, 1, 4, 5, 8, 9]
         assert back.scored_N.tolist() == [True, True, False, False] * 2 + [True, True]
+    assert [one.due(data) for one in companies(data, 6)] == [6] * 3
+    whole = companies(data, 7)
+    assert [one.words.split(" among ")[0] for one in whole] == ["every sequence"] * 3
+    for one in whole:
+        assert one.data.sequences[::2] == sequences
+        back = one.back(Scores(one.data.logprob_N, torch.ones_like(one.data.valid_N)), data)
+        assert (one.due(data), back.logprob_N.tolist(), bool(back.scored_N.all())) == (10, list(range(10)), True)
     assert companies(RolloutData(sequences[:1], torch.zeros(2), torch.ones(2, dtype=torch.bool))) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from samebits.tools.schema.experiment import Experiment, Rollout
 from samebits.tools.sides.protocol import Scores
 from samebits.tools.sides.scoring.torch_side import TorchSide
 from samebits.tools.sides.session import Deadline, OutOfTime, Session, SideDied
+from samebits.tools.store import artifact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +45,63 @@ def test_two_pieces_make_one_report(gated: Callable[..., Any], tmp_path: Path) -
     assert (first.verdict, result.verdict) == ("equal", "equal")
     lock = Lock.model_validate_json((tmp_path / "two" / result.ids["lock"]).read_text())
     assert set(lock.axes) == {"repeat", "decode_prefill", "trainer_rollout"}
+
+
+@pytest.mark.parametrize("given", ["", "gate"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_chain_of_pieces_is_as_long_as_one_likes(
+    gated: Callable[..., Any], tmp_path: Path, given: str, stored: bool
+) -> None:
+    """Each piece is given as its job folder or as its report; its rollout is sampled by the first, or was stored."""
+    rollout = None
+    if stored:
+        gated(axes=("trainer_repeat",), job="elsewhere")
+        rollout = str(tmp_path / "elsewhere" / "rollout")
+    names = ("repeat", "decode_prefill", "trainer_repeat", "trainer_rollout")
+    before = ""
+    for count, name in enumerate(names, 1):
+        result, report = gated(axes=(name,), resume=before, job=name, stored=rollout)
+        assert {axis.name: axis.outcome.status for axis in report.axes} == dict.fromkeys(names[:count], "exact")
+        assert result.ids["rollout"] == "rollout"
+        assert artifact.identity(tmp_path / name / "rollout") == report.made_from["rollout"]
+        if before:  # what was gone on from is needed no more
+            shutil.rmtree(tmp_path / names[count - 2])
+        before, rollout = str(tmp_path / name / given), None
+    lock = Lock.model_validate_json((tmp_path / names[-1] / result.ids["lock"]).read_text())
+    assert set(lock.axes) == set(names)
+
+
+@pytest.mark.parametrize("fault", ["removed", "another", "altered"])
+def test_a_chain_ends_with_one_error_where_its_rollout_is_gone(
+    gated: Callable[..., Any], tmp_path: Path, fault: str
+) -> None:
+    _, first = gated(axes=("repeat",), job="one")
+    gated(axes=("trainer_repeat",), resume=str(tmp_path / "one"), job="two")
+    rollout, whole = tmp_path / "two" / "rollout", tmp_path / "one" / "rollout"
+    go_on: dict[str, Any] = {"axes": ("trainer_rollout",), "resume": str(tmp_path / "two")}
+    if fault == "altered":
+        tensors = rollout / "rollout.safetensors"
+        raw = tensors.read_bytes()
+        tensors.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        with pytest.raises(UserError, match="damaged: its bytes are not those the manifest names"):
+            gated(**go_on, job="three")
+        assert not (tmp_path / "three" / "rollout").exists()
+        return
+    shutil.rmtree(rollout)
+    if fault == "another":
+        manifest = json.loads((whole / "manifest.json").read_text())
+        rollout.mkdir()
+        (rollout / "manifest.json").write_text(json.dumps(manifest | {"notes": ["another"]}))
+    job, named = tmp_path / "two", tmp_path / "two" / "gate"
+    with pytest.raises(UserError) as raised:
+        gated(**go_on, job="three", stored=str(named))
+    assert raised.value.thing == str(named)
+    wanted = first.made_from["rollout"][:12]
+    assert raised.value.reason == (
+        f"its rollout (sha256 {wanted}) is not beside it: no artifact in {job} has this digest, nor is it {named}"
+    )
+    result, _ = gated(**go_on, job="four", stored=str(whole))
+    assert result.exit_code == 0, "named, and its digest is the one"
 
 
 def test_a_piece_without_what_the_experiment_requires_is_not_green_until_a_later_one_has_it(

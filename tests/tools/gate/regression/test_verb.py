@@ -146,6 +146,43 @@ def test_too_few_tokens_prove_nothing(gated: Callable[..., Any]) -> None:
     assert "workload.prompts=12" in result.next, "31 of 30 tokens: twice the prompts"
 
 
+def test_the_next_step_for_too_few_tokens_is_one_that_mends_it(gated: Callable[..., Any], tmp_path: Path) -> None:
+    given = {"gate": {"min_tokens": 31}, "axes": ("trainer_repeat",)}
+    gated(**given, job="one")
+    result, _ = gated(**given, job="two", stored=str(tmp_path / "one" / "rollout"))
+    assert "give it a rollout of 12 sequences (this one has 6)" in result.next
+
+
+def test_more_tokens_are_no_remedy_for_lost_ones(gated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = TorchSide.score
+
+    def loses(self: Any, *given: Any) -> Scores:
+        scores = real(self, *given)
+        scores.scored_N[-1] = False
+        return scores
+
+    monkeypatch.setattr(TorchSide, "score", loses)
+    result, report = gated(axes=("trainer_repeat",))
+    assert (report.axes[0].outcome.status, report.axes[0].outcome.tokens) == ("too_few", 29)
+    assert "trainer_repeat lost tokens" in result.next
+    assert "prompts" not in result.next
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_every_axis_compares_enough_where_the_workload_has_enough(gated: Callable[..., Any], enough: bool) -> None:
+    """The negative control: one token more than the workload has is too few for every axis but lengths, which makes
+    its own sequences.
+    """
+    result, report = gated(gate={"min_tokens": 30 if enough else 31})
+    found = status(report)
+    if enough:
+        assert report.verdict.kind == "green", report.verdict
+        assert {name for name, outcome in found.items() if outcome == "exact"} == set(RUNS)
+    else:
+        assert {name for name, outcome in found.items() if outcome == "too_few"} == set(RUNS) - {"lengths"}
+        assert "workload.prompts=12" in result.next
+
+
 def test_a_layout_of_single_sequences_has_no_micro_batch_to_vary(gated: Callable[..., Any]) -> None:
     _, report = gated(trainer={"layout": "single"}, axes=("micro_batch",), job="single")
     assert report.axes[0].outcome.status == "not_run"
