@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MANY = Workload(prompts=32, prompt_tokens=(3, 200), new_tokens=32)
-SMALL_CACHE = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 2 << 30}
+SMALL_CACHE: dict[str, str | int | float | bool] = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 2 << 30}
 """On a GPU, of which an engine takes nearly all otherwise, and refuses to start where another program has some."""
 
 
@@ -35,7 +35,7 @@ def experiment_for(
                 eager=True,
                 max_model_len=512,
                 env=dict(switches),
-                engine={"max_num_batched_tokens": 8192} | (SMALL_CACHE if device == "cuda" else {}),
+                engine=(SMALL_CACHE if device == "cuda" else {}) | {"max_num_batched_tokens": 8192},
             ),
             "trainer": Trainer.model_validate((trainer if kernels != "none" else {}) | {"env": dict(switches)}),
             "workload": workload,
