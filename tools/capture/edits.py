@@ -80,8 +80,10 @@ class Pending:
                     "name a stored tap and its row set",
                 )
             keys = keys_of(rows[:, 0], rows[:, 1])
-            order = keys.argsort()
-            self._keys, self._values = keys[order], values[order]
+            if bool((keys[1:] < keys[:-1]).any()):  # a capture's are in order
+                order = keys.argsort()
+                keys, values = keys[order], values[order]
+            self._keys, self._values = keys, values
             if edit.source is not None:
                 self._values = self._values[:, edit.source[0] : edit.source[1]]
         return self._keys, self._values

@@ -149,7 +149,8 @@ class Replays:
     def prepare_operator(
         self, recorder: Recorder, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Again | None:
-        """Copies of an operator's arguments."""
+        """Copies of an operator's arguments. Weights are read where they lie, unless it writes one: copies of all in
+        each pass would take longer than the operators."""
         if recorder.plan is None or not recorder.plan.replay:
             return None
         if any(word in kind.name for word in _RANDOM):
@@ -161,7 +162,15 @@ class Replays:
             for _, tensor in leaves(arg):
                 if name in kind.written and extent(tensor) * tensor.element_size() > LIMIT:
                     return Again(reason=f"it writes {name} ({tensor.nbytes >> 20} MiB)")
-        return Again(mapped(args, _copy_small), mapped(kwargs, _copy_small))
+        weight = recorder.sink.is_weight
+        named = (*zip(kind.arguments, args, strict=False), *kwargs.items())
+        if any(weight(tensor) for name, arg in named if name in kind.written for _, tensor in leaves(arg)):
+            return Again(mapped(args, _copy_small), mapped(kwargs, _copy_small))
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if weight(tensor) else _copy_small(tensor)
+
+        return Again(mapped(args, copied), mapped(kwargs, copied))
 
     def operator(
         self, recorder: Recorder, site: Site, func: Any, again: Again, out: Any, written: list[torch.Tensor]

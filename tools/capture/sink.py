@@ -42,6 +42,7 @@ class Sink:
         self._weights = {t.untyped_storage().data_ptr() for t in (*root.parameters(), *root.buffers()) if t.numel()}
         self._weight_digests: dict[tuple[Any, ...], torch.Tensor] = {}
         self._only = frozenset(map(Place.of, plan.sites)) if plan is not None and plan.sites is not None else None
+        self._values = frozenset(map(Place.of, plan.values)) if plan is not None and plan.values is not None else None
         self._parts = {(part.module, part.port): part.bounds for part in plan.parts} if plan else {}
 
     def take(
@@ -81,6 +82,10 @@ class Sink:
         pending = self.edits.at(place) if self.edits.pending else None
         return apply(pending, tensor, layout, chosen, in_place=in_place) if pending else tensor
 
+    def is_weight(self, tensor: torch.Tensor) -> bool:
+        """It lies in a parameter or buffer of the root."""
+        return tensor.numel() > 0 and tensor.untyped_storage().data_ptr() in self._weights
+
     def _wanted(self, place: Place) -> bool:
         return self._only is None or place in self._only
 
@@ -88,7 +93,7 @@ class Sink:
         assert self.running is not None
         if chosen is not None:
             return Layout(None, tuple(range(tensor.dim())), 1)
-        if tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in self._weights:
+        if tensor.numel() == 0 or self.is_weight(tensor):
             return None
         return self.running.layout(tuple(tensor.shape), like)
 
@@ -108,14 +113,19 @@ class Sink:
             return
         if not chosen.count:
             return
-        width = tensor.nbytes // chosen.total if self.store.keep_values else 0
+        keep = self._keeps(place)
+        width = tensor.nbytes // chosen.total if keep else 0
         self.store.reserve(chosen.count * (width + 16), place)
         rows = chosen.pick(layout.rows(tensor))
-        self.store.add_rows(entry or self._entry(place, order, tensor, producer), chosen, layout, rows)
+        self.store.add_rows(entry or self._entry(place, order, tensor, producer), chosen, layout, rows, keep=keep)
         bounds = self._parts.get((place.module, place.port), ()) if self._parts and not place.op else ()
         for first, last in pairwise(bounds):
             part = place._replace(port=f"{place.port}[{first}:{last}]")
-            self.store.add_rows(self._entry(part, order, tensor, producer), chosen, layout, rows[:, first:last])
+            own = self._entry(part, order, tensor, producer)
+            self.store.add_rows(own, chosen, layout, rows[:, first:last], keep=self._keeps(part))
+
+    def _keeps(self, place: Place) -> bool:
+        return self.store.keep_values and (self._values is None or place in self._values)
 
     def _entry(self, place: Place, order: int, tensor: torch.Tensor, producer: str) -> Entry:
         entry = self.store.entries.get(place)
@@ -125,17 +135,18 @@ class Sink:
         return entry
 
     def _whole(self, place: Place, order: int, tensor: torch.Tensor, producer: str) -> None:
-        weight = tensor.numel() > 0 and tensor.untyped_storage().data_ptr() in self._weights
+        weight = self.is_weight(tensor)
         if tensor.nbytes > WHOLE_LIMIT and not weight:
             self.untapped[str(place.site)] = (
                 f"{tensor.nbytes / 2**20:.0f} MiB without token rows (a cache?), shape {tuple(tensor.shape)}"
             )
             return
-        self.store.reserve(16 + (tensor.nbytes if self.store.keep_values and not weight else 0), place)
+        keep = self._keeps(place) and not weight
+        self.store.reserve(16 + (tensor.nbytes if keep else 0), place)
         entry = self._entry(place, order, tensor, producer)
         key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype) if weight else None
         known = self._weight_digests.get(key) if key is not None else None
-        digest = self.store.add_whole(entry, tensor, known, keep=not weight)
+        digest = self.store.add_whole(entry, tensor, known, keep=keep)
         if key is not None:
             self._weight_digests[key] = digest
 

@@ -97,11 +97,14 @@ class Store:
             "raise capture.budget_mib, or capture fewer layers or sequences, or store digests only",
         )
 
-    def add_rows(self, entry: Entry, chosen: Chosen, layout: Layout, rows_KC: torch.Tensor) -> None:
+    def add_rows(
+        self, entry: Entry, chosen: Chosen, layout: Layout, rows_KC: torch.Tensor, *, keep: bool = True
+    ) -> None:
         """Digest rows now, so that what the model writes later does not reach the digest; copy them when stored.
 
         Args:
             rows_KC: the kept rows; may share memory with the model.
+            keep: store their values, where the store keeps any.
         """
         if entry.layout is None or (layout.sure and not entry.layout.sure):
             entry.layout = layout
@@ -109,7 +112,7 @@ class Store:
         entry.chunks.append(chunk)
         bytes_KB = raw_bytes(rows_KC)
         self.held += 16 * chosen.count
-        if self.keep_values:
+        if keep and self.keep_values:
             self.held += rows_KC.nbytes
             chunk.value = private(rows_KC)
         sums = lane_sums(bytes_KB)

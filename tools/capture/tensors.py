@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samebits.tools.diff.digest import raw_bytes
+from samebits.tools.diff.bits import equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,5 +82,4 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.numel() == 0:
         return True
-    left, right = (raw_bytes(t.reshape(1, -1)) for t in (a, b))
-    return torch.equal(left, right)
+    return equal(a, b)

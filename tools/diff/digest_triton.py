@@ -13,7 +13,8 @@ SEGMENT = 8192
 LANES = 16
 
 
-@triton.jit
+# Only the length tells how wide a load may be. Specialised on the others too, more numbers of rows would compile anew.
+@triton.jit(do_not_specialize=["rows", "segments"])
 def lane_sums_kernel(  # type: ignore[no-untyped-def]
     bytes_ptr,
     keys_ptr,

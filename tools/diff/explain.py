@@ -17,7 +17,7 @@ from samebits.tools.repro import evidence
 from samebits.tools.schema.artifacts.divergence import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -43,7 +43,14 @@ class Explained:
     """Text and tensors of tools/repro/evidence.py; None: the inputs could not be put together."""
 
 
-def causes(found: Found, rollout: Taps, model_folder: str, data: RolloutData, device: str) -> list[Explained]:
+def causes(
+    found: Found,
+    rollout: Taps,
+    model_folder: str,
+    data: RolloutData,
+    device: str,
+    emit: Callable[[str, str, int, int], None],
+) -> list[Explained]:
     """One cause per suspect; plain PyTorch runs on `device`, where the sides ran. What fits an operator is tried first
     on the same operator in the other layers."""
     model = Model(model_folder)
@@ -51,7 +58,8 @@ def causes(found: Found, rollout: Taps, model_folder: str, data: RolloutData, de
     vain: dict[tuple[str, str], list[str]] = defaultdict(list)
     kept: dict[tuple[str, str], int] = defaultdict(int)
     explained = []
-    for suspect in found.suspects:
+    for number, suspect in enumerate(found.suspects):
+        emit("classify", f"{suspect.kind} {suspect.pair.trainer}", number, len(found.suspects))
         pattern = pattern_of(suspect)
         searched = vain[pattern] if len(vain[pattern]) >= VAIN else []
         one, fits = cause_of(suspect, found, rollout, model, data, device, known.get(pattern), searched)

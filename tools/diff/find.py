@@ -10,6 +10,7 @@ Legend: R common token rows, C elements per row.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from samebits.tools.align.pairs import pair_taps, sliced
@@ -78,13 +79,19 @@ def container_of(site: Site) -> str:
 
 def find(asker: Asker, rollout: Taps, anchors: list[Anchor], plan: CapturePlan) -> Found:
     """Search with the rollout's stored module-level capture `rollout`; `plan` stores the same rows on the trainer."""
+    say = partial(asker.job.emit, "pass 2")
+    say("tensors of the trainer")
     natural = asker.score("trainer", "stored", plan).taps
+    say(f"pairing {len(rollout.manifest.taps)} with {len(natural.manifest.taps)} sites")
     pairs = pair_taps(rollout, natural, anchors)
+    say(f"the trainer with {len(pairs)} sites put right")
     forced = asker.score("trainer", "forced", plan, put_right(pairs, rollout)).taps
     late = _late(pairs, pair_taps(rollout, forced, anchors))
     if late:
+        say(f"the trainer again: {len(late)} sites paired late")
         pairs = sorted(pairs + late, key=lambda pair: natural.tap(str(pair.trainer)).order)
         forced = asker.score("trainer", "forced", plan, put_right(pairs, rollout)).taps
+    say(f"comparing {len(pairs)} sites")
     suspects = _differing(pairs, rollout, forced)
     found = Found(pairs, suspects, natural, forced, None, compared=len(pairs))
     containers = tuple(
@@ -122,14 +129,17 @@ def _split(found: Found, asker: Asker, rollout: Taps, plan: CapturePlan, contain
     edits = put_right(found.pairs, rollout)
     regions = {suspect.container for suspect in found.suspects if not suspect.leaf}
     operator_plan = plan.model_copy(update={"level": "operator", "modules": containers, "ports": "all", "replay": True})
-    # Each operator is run again in one pass: the last.
-    first_plan = operator_plan.model_copy(update={"replay": not regions})
-    taps = asker.score("trainer", "operators", first_plan, edits).taps
+    # Each operator is run again in one pass: the last. In that one no other values are read than those of the pairs.
+    changes: dict[str, object] = {"replay": False} if regions else {"values": tuple(p.trainer for p in found.pairs)}
+    asker.job.emit("pass 2", f"operators of the trainer inside {len(containers)} modules")
+    taps = asker.score("trainer", "operators", operator_plan.model_copy(update=changes), edits).taps
     if regions:
         inner = [pair for pair in _inner_pairs(taps, rollout, found) if pair.trainer.module in regions]
         inner += _handed_on(taps, rollout, found, inner)
-        taps = asker.score("trainer", "operators-forced", operator_plan, edits + put_right(inner, rollout)).taps
         found.pairs += inner
+        asker.job.emit("pass 2", f"the same, run again one by one, with {len(inner)} operators' outputs put right")
+        last_plan = operator_plan.model_copy(update={"values": tuple(pair.trainer for pair in found.pairs)})
+        taps = asker.score("trainer", "operators-forced", last_plan, edits + put_right(inner, rollout)).taps
         found.compared += len(inner)
         found.suspects = _differing(found.pairs, rollout, taps)
     found.operators = taps

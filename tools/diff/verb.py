@@ -211,15 +211,15 @@ def _localise(
     chosen = selection.choose(data, differing_N, row_bytes, budget // OPERATOR_SHARE)
     plan = CapturePlan(store="tensors", sequences=chosen, budget_bytes=budget)
     valid_N = data.valid_N & selection.tokens_of(data, chosen)
-    job.emit("pass 2", f"tensors of {len(chosen)} sequences on both sides")
+    job.emit("pass 2", f"tensors of {len(chosen)} sequences on both sides: the rollout side's")
     stored = asker.score("rollout", "stored", plan)
     found = find(asker, stored.taps, found_anchors, plan)
     operators_r = _rollout_operators(asker, found, stored.taps, plan) if found.suspects else None
     links = walk(asker, stored.taps, found, plan, stored.logprob_N, valid_N, request.max_operators)
-    job.emit("classify", f"{len(found.suspects)} operators")
     explained = explain.causes(
-        found, stored.taps, request.experiment.trainer_model, data, device_of(request.experiment)
+        found, stored.taps, request.experiment.trainer_model, data, device_of(request.experiment), job.emit
     )
+    job.emit("report", f"{len(found.suspects)} operators, their proofs and causes")
     explained = within.with_shown(explained, found, stored.taps, operators_r)
     work = report.items(found, links, [one.cause for one in explained], valid_N, stored.taps, operators_r)
     _write_alignment(job, found, stored.taps)
@@ -250,9 +250,10 @@ def _rollout_operators(asker: Asker, found: Found, rollout: Taps, plan: CaptureP
     """The rollout's operators inside the modules of the work list, each run again on its own inputs (proof (a))."""
     sites = [producer(rollout, suspect.pair.rollout) for suspect in found.suspects]
     modules = tuple(sorted({site.module for site in sites if site.module not in ("", "logprob")}))
-    return asker.score(
-        "rollout", "operators", plan.model_copy(update={"level": "operator", "modules": modules, "replay": True})
-    ).taps
+    asker.job.emit("pass 2", f"running {len(modules)} modules of the rollout side again, operator by operator")
+    # What the replays say is all that is asked of it.
+    changes = {"level": "operator", "modules": modules, "replay": True, "store": "digest", "sites": ()}
+    return asker.score("rollout", "operators", plan.model_copy(update=changes)).taps
 
 
 def _write_alignment(job: Job, found: Found, rollout: Taps) -> None:

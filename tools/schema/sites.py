@@ -64,6 +64,8 @@ class CapturePlan(Model):
     parts: tuple[Parts, ...] = ()
     sites: tuple[Site, ...] | None = None
     """Of what level and ports give, only these; None: all. The others run as they do without capture."""
+    values: tuple[Site, ...] | None = None
+    """With stored tensors: the sites whose values are kept; None: all. The others are digested."""
 
 
 class Replace(Model):

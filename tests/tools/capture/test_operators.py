@@ -187,6 +187,38 @@ def test_every_operator_of_the_toy_gives_its_bits_again(runs: Runs, tmp_path: Pa
     assert all(replay.equal and replay.calls == 1 and not replay.reason for replay in done.values())
 
 
+def test_no_site_leaves_the_replays_alone(runs: Runs, tmp_path: Path) -> None:
+    plan = CapturePlan(level="operator", modules=("layers.0.up", "layers.0.norm", "head"), replay=True)
+    manifests = []
+    for name, sites in (("all", None), ("none", ())):
+        with Recorder(runs.model, runs, plan.model_copy(update={"sites": sites})) as recorder:
+            runs.flat([(1, 0, 9), (0, 0, 5)])
+        manifests.append(recorder.write(tmp_path / name))
+    every, none = manifests
+    assert every.taps
+    assert not none.taps
+    assert none.replays == every.replays
+    assert every.replays
+    assert Taps.open(tmp_path / "none").manifest == none
+
+
+def test_an_operator_that_writes_a_weight_is_run_again_on_copies(tmp_path: Path) -> None:
+    class Shifts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("kept", torch.arange(6.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.kept[1:].add_(self.kept[:-1].clone())
+            return x + self.kept
+
+    module = Shifts()
+    taps = capture(module, torch.ones(3, 6), folder=tmp_path, replay=True)
+    assert module.kept.tolist() == [0.0, 1.0, 3.0, 5.0, 7.0, 9.0]
+    assert replays(taps)["/aten.add_.Tensor#0:out0"].equal
+    assert replays(taps)["/aten.add.Tensor#0:out0"].equal
+
+
 def test_an_operator_that_depends_on_more_than_its_inputs_fails_the_replay(tmp_path: Path) -> None:
     taps = capture(Unsteady(), torch.randn(4, 2), folder=tmp_path, replay=True)
     operator = replays(taps)["/samebits_test.unsteady.default#0:out0"]

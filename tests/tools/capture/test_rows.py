@@ -88,6 +88,21 @@ def test_digest_only_and_stored_captures_agree(runs: Runs, tmp_path: Path) -> No
     assert not any(tap.stored for tap in only.manifest.taps)
 
 
+def test_values_are_kept_at_the_named_sites_alone(runs: Runs, tmp_path: Path) -> None:
+    with Recorder(runs.model, runs, CapturePlan(store="tensors")) as recorder:
+        runs.flat([(0, 0, 5), (1, 0, 9)])
+    recorder.write(tmp_path / "all")
+    whole = Taps.open(tmp_path / "all")
+    named = whole.rowed[1].site
+    with Recorder(runs.model, runs, CapturePlan(store="tensors", values=(named,))) as recorder:
+        runs.flat([(0, 0, 5), (1, 0, 9)])
+    recorder.write(tmp_path / "some")
+    some = Taps.open(tmp_path / "some")
+    assert [tap.digest for tap in some.manifest.taps] == [tap.digest for tap in whole.manifest.taps]
+    assert [tap.site for tap in some.manifest.taps if tap.stored] == [named]
+    assert torch.equal(some.value(str(named)), whole.value(str(named)))
+
+
 def test_one_changed_token_changes_its_row_and_what_depends_on_it(runs: Runs, tmp_path: Path) -> None:
     before = record(runs, "engine", tmp_path / "before")
     runs.sequences[1][4] = (runs.sequences[1][4] + 1) % 32
