@@ -35,6 +35,10 @@ for name, value in {
 }.items():
     os.environ[name] = value
 
+# Seconds a test may take. For pytest-timeout, one version of which wants this setting in pyproject.toml as text, another
+# as a number, and which many a GPU machine lacks, where an unknown setting would end the run.
+os.environ.setdefault("PYTEST_TIMEOUT", "1200")
+
 # Whoever starts pytest in the background of a shell makes it deaf to Ctrl-C; what the tests start must hear it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,12 +50,6 @@ with suppress(ImportError):  # many a GPU machine lacks it, and the tests that n
     slow = [HealthCheck.too_slow]
     settings.register_profile("same", deadline=None, derandomize=True, database=None, suppress_health_check=slow)
     settings.load_profile("same")
-
-
-def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Without pytest-timeout its setting in pyproject.toml would be unknown, and an unknown setting ends the run."""
-    if not pluginmanager.hasplugin("timeout"):
-        parser.addini("timeout", "seconds a test may take: pytest-timeout, which holds it, is not installed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

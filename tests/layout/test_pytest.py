@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,18 +10,23 @@ from pathlib import Path
 
 
 def collected(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:timeout", "-p", "no:cacheprovider", "--collect-only", "-q"]
-    return subprocess.run(
-        [*command, *options, "tests/layout/test_pytest.py"], cwd=root, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", *options]
+    command.append("tests/layout/test_pytest.py")
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_TIMEOUT"}
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
 
 
 def test_no_plugin_is_needed_for_the_settings_to_be_known(root: Path) -> None:
-    done = collected(root)
+    done = collected(root, "-p", "no:timeout")
     assert done.returncode == 0, done.stdout + done.stderr
-    without = collected(root, "--noconftest")
-    assert without.returncode != 0, "the control: nothing would be shown"
-    assert "Unknown config option: timeout" in without.stdout + without.stderr
+    with_one = collected(root, "-p", "no:timeout", "--timeout=5")
+    assert with_one.returncode != 0, "the control: the plugin is there"
+    assert "unrecognized arguments: --timeout" in with_one.stderr
+
+
+def test_no_test_runs_for_ever(root: Path) -> None:
+    assert "timeout: 1200.0s" in collected(root).stdout
+    assert "timeout: 1200.0s" not in collected(root, "--noconftest").stdout, "the control"
 
 
 LEAVES = """import gc, subprocess
