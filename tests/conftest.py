@@ -35,7 +35,7 @@ for name, value in {
 }.items():
     os.environ[name] = value
 
-# Seconds a test may take. For pytest-timeout, one version of which wants this setting in pyproject.toml as text, another
+# Seconds a test may take. For pytest-timeout, one version of which wants it in pyproject.toml as text, another
 # as a number, and which many a GPU machine lacks, where an unknown setting would end the run.
 os.environ.setdefault("PYTEST_TIMEOUT", "1200")
 
