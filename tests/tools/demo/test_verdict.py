@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -44,6 +45,24 @@ def told(folder: Path, missed: int) -> Result:
         gap(0), gap(0), torch.zeros(4), ("replaced: x",), "pushed", 0.0, planted, 0.0, {"rollout": ("vllm",)}
     )
     return verb._finish(story, found, proven, [0.1, 0.2], "qwen3")
+
+
+@pytest.mark.parametrize(
+    ("left", "device", "switches", "cause", "held"),
+    [
+        (0, "cpu", {"SPLIT": "0"}, "order_batch", True),
+        (1, "cuda", {}, "order_batch", True),
+        (1, "cuda", {}, "unknown", False),
+        (1, "cuda", {"SPLIT": "0"}, "order_batch", False),
+        (1, "cpu", {}, "order_batch", False),
+    ],
+)
+def test_what_stays_unexplained_is_let_pass_only_where_no_switch_is(
+    left: int, device: str, switches: dict[str, str], cause: str, held: bool
+) -> None:
+    item = SimpleNamespace(cause=SimpleNamespace(name=cause))
+    found: Any = SimpleNamespace(unexplained=gap(left), work=(item,))
+    assert verb._explained(found, switches, device) is held
 
 
 def test_seven_steps_that_held_are_exact(tmp_path: Path) -> None:
