@@ -18,10 +18,13 @@ from typing import Any
 
 import times_attention
 import times_linear
+import times_rows
 import torch
 from timing import median_us
 
 Row = dict[str, Any]
+PARTS = ("attention", "linear", "rows")
+ROW_OPERATORS = ("rms_norm", "silu_mul", "rotary", "normed_rotary", "logprob")
 
 
 def ceilings() -> tuple[float, float]:
@@ -37,8 +40,9 @@ def ceilings() -> tuple[float, float]:
 
 
 def mean(rows: list[Row]) -> float | None:
-    """Geometric mean of the ratios."""
-    return math.exp(sum(math.log(r["ratio"]) for r in rows) / len(rows)) if rows else None
+    """Geometric mean of the ratios; rows without an alternative have none."""
+    ratios = [r["ratio"] for r in rows if "ratio" in r]
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
@@ -47,15 +51,17 @@ def summary(rows: list[Row]) -> dict[str, Any]:
     decode = [r for r in rows if r["op"] == "decode"]
     full = [r for r in decode if r["batch"] >= 32]
     small = [r for r in decode if r["batch"] < 32]
+    norms = [r for r in rows if r["op"] in ROW_OPERATORS]
     return {
         "linear_small_m": mean([r for r in linear if r["M"] <= 128]),
         "linear_large_m": mean([r for r in linear if r["M"] >= 256]),
         "linear_min": min((r["ratio"] for r in linear), default=None),
         "decode_attention": mean(full),
         "decode_attention_small": mean(small),
-        "decode_attention_min": min((r["ratio"] for r in decode), default=None),
+        "decode_attention_min": min((r["ratio"] for r in decode if "ratio" in r), default=None),
         "prefill_attention": mean([r for r in rows if r["op"] == "prefill"]),
-    }
+        "norms": mean(norms),
+    } | {f"norms: {name}": mean([r for r in norms if r["op"] == name]) for name in ROW_OPERATORS}
 
 
 def commit() -> str | None:
@@ -69,7 +75,7 @@ def commit() -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=["attention", "linear"])
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument(
         "--fa3", type=Path, help="the library of vLLM's FlashAttention 3, where vLLM itself is not installed"
     )
@@ -81,6 +87,7 @@ def main() -> None:
     parts: dict[str, Callable[[], Any]] = {
         "attention": partial(times_attention.rows, per_us, options.fa3),
         "linear": partial(times_linear.rows, per_us, options.shapes),
+        "rows": partial(times_rows.rows, per_us),
     }
     for name in options.only:
         for row in parts[name]():
