@@ -32,3 +32,18 @@ def test_a_table_of_another_cublaslt_is_not_mixed_with_this_one(tuner: Any, tmp_
     other.write_text(json.dumps({"cublaslt": 1, "shapes": {}}), encoding="utf-8")
     with pytest.raises(SystemExit, match="tune into a new file"):
         tuner.start_of(other)
+
+
+def test_the_fastest_few_and_the_favourite_are_timed_again(tuner: Any) -> None:
+    found = {"cublaslt 0": 9.0, "cublaslt 1": 5.0, "a": "other bits", "b": 4.0, "c": 6.0, "d": 7.0, "e": 8.0}
+    assert tuner.finalists(found) == ["b", "cublaslt 1", "c", "d", "cublaslt 0"]
+    assert tuner.finalists({"cublaslt 0": "other bits", "b": 4.0}) == ["b"]
+    with pytest.raises(AssertionError):
+        tuner.finalists({"b": "other bits"})
+
+
+def test_a_pin_must_be_worth_it(tuner: Any) -> None:
+    assert tuner.winner({"cublaslt 0": 100.0, "cublaslt 3": 99.0}) == "cublaslt 0"
+    assert tuner.winner({"cublaslt 0": 100.0, "cublaslt 3": 97.0}) == "cublaslt 3"
+    assert tuner.winner({"cublaslt 0": 100.0, "['triton', 8]": 99.0}) == "['triton', 8]"
+    assert tuner.winner({"cublaslt 3": 99.0}) == "cublaslt 3"
