@@ -48,9 +48,10 @@ def engine_options(
 
     Raises:
         PatchError: vllm was imported before, a variable or argument that must be otherwise, a set-up other than the
-            locked one.
+            locked one, an engine that would not load samebits' plugin.
     """
     device, kernels, found = settings.find(device, kernels)
+    settings.check_plugin(found)
     options = settings.merge(found, arguments)
     settings.put(found)
     asked = {"kernels": kernels} | ({"dtype": str(options["dtype"])} if "dtype" in options else {})

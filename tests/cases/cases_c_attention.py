@@ -90,6 +90,18 @@ def load_driven(pinned: bool) -> str:
     return word(alone(run, given["q"]))
 
 
+def cache_tile(pieces: bool) -> str:
+    """A prefill walks the keys in tiles of what its queries leave of a cache, one row walks them in one."""
+    given = sample(44, queries=8)
+
+    def run(rows_TQD: torch.Tensor) -> torch.Tensor:
+        edges = [] if pieces or len(rows_TQD) == 1 else [512]
+        one_by_one = [segments(scores(row[None], given["k"]), given["v"].transpose(0, 1), edges) for row in rows_TQD]
+        return torch.cat(one_by_one)
+
+    return word(alone(run, given["q"]))
+
+
 def chunk_edge(aligned: bool) -> str:
     """Prefill cut at key 300, or at a multiple of the segment of 64 that both sides use."""
     given = sample(34)
@@ -266,6 +278,17 @@ CASES = [
         "no shared prefix",
         EQUAL,
         lambda: shared_prefix(False),
+    ),
+    Case(
+        "cache-tile",
+        "attention",
+        "vLLM's CPU attention (docs/results/gate-cpu.md)",
+        "decode and prefill agree up to some hundred tokens, then no more",
+        "order_batch",
+        lambda: cache_tile(False),
+        "the queries computed in pieces of one tile",
+        EQUAL,
+        lambda: cache_tile(True),
     ),
     Case(
         "chunk-edge",

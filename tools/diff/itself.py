@@ -146,7 +146,9 @@ class Search:
             idle = not_taken(self.request.against, plain.scores, other.scores)
             if gap.exact or idle:
                 return Look(switches, gap, gone=True, first=None, item=None, idle=idle)
-            plan = CapturePlan(sequences=within.chosen(data, differs(plain.logprob_N, other.logprob_N)))
+            differing_N = differs(plain.logprob_N, other.logprob_N) & other.scored_N
+            sequences = within.chosen(data, differing_N)
+            plan = CapturePlan(sequences=sequences, tokens=within.last_tokens(data, differing_N, sequences))
             seen = asker.score("rollout", "plain-digest", plan)
             seen_other = asker.score("rollout", f"{self.request.against}-digest", plan, how=self.how)
             if self.how != How():  # asked twice in the same way, the side itself moves its logprobs

@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch
 
+from samebits.kernels.adapters.setup import cpu_pieces
+
 
 @dataclass(slots=True, frozen=True)
 class Trigger:
@@ -40,6 +42,14 @@ TRIGGERS = (
         "VLLM_CPU_ATTN_SPLIT_KV",
         "0",
         "with few sequences in flight the CPU attention splits the keys over threads and adds the parts up",
+    ),
+    Trigger(
+        "cpu",
+        "attention",
+        cpu_pieces.VARIABLE,
+        "1",
+        "in a long prefill the CPU attention adds up the softmax over tiles of keys, whose size is what the queries "
+        "computed with a row leave of the L2 cache; a decode step has one tile",
     ),
     Trigger(
         "cuda",

@@ -3,6 +3,7 @@ module shows when it is run alone."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,14 @@ def chosen(data: RolloutData, differing_N: torch.Tensor) -> tuple[int, ...]:
     parts = differing_N.split([len(sequence.sampled) for sequence in data.sequences])
     found = [i for i, part in enumerate(parts) if bool(part.any())]
     return tuple(sorted(sorted(found, key=lambda i: -len(data.sequences[i].tokens))[:LOOKED_AT]))
+
+
+def last_tokens(data: RolloutData, differing_N: torch.Tensor, sequences: tuple[int, ...]) -> tuple[int, ...]:
+    """The last differing token of each of these sequences. Where each token has a prefill of its own, a row lies in
+    many; in that of one token it is what led to that token."""
+    parts = differing_N.split([len(sequence.sampled) for sequence in data.sequences])
+    starts = [0, *itertools.accumulate(len(sequence.sampled) for sequence in data.sequences)]
+    return tuple(starts[i] + int(parts[i].nonzero()[-1]) for i in sequences)
 
 
 def shared(one: Taps, two: Taps) -> list[Pair]:

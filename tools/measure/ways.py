@@ -49,9 +49,11 @@ def some(fact: str, what: str) -> Proof:
 
 
 def path(plain: Scores, other: Scores) -> str:
-    """The number of forward passes differs."""
+    """The number of forward passes differs, or that of the requests to an engine (long prefills can fill as many passes
+    as there are decode steps)."""
     a, b = plain.facts.get("passes"), other.facts.get("passes")
-    return "" if a != b else f"both ways took {a} forward passes"
+    asked = plain.facts.get("requests") != other.facts.get("requests")
+    return "" if a != b or asked else f"both ways took {a} forward passes"
 
 
 COUNTED = {"chunked_prefill": "chunked_prefills", "prefix_hit": "prefix_hit_tokens"}

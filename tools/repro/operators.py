@@ -123,18 +123,21 @@ def vllm_cpu_attention(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str,
     pool = torch.zeros(blocks, groups, block, 2 * dim, dtype=q.dtype).view(blocks, groups, 2 * block, dim)
     key_cache, value_cache = pool.chunk(2, dim=2)
     ops.cpu_attn_reshape_and_cache(k, v, key_cache, value_cache, torch.arange(keys), isa)
-    start, lengths = torch.tensor([0, rows], dtype=torch.int32), torch.tensor([keys], dtype=torch.int32)
+    # In a long prefill the bits follow the rows of the call; one by one they are those of decode steps and of pieces.
+    ends = range(1, rows + 1) if scalars.get("rows") == "one by one" else [rows]
+    start = torch.tensor([0, *ends], dtype=torch.int32)
+    lengths = start[1:] + (keys - rows)
     window, split = int(scalars.get("window", 0)) or -1, bool(scalars.get("kv_split", False))
     plan = ops.cpu_attn_get_scheduler_metadata(
-        num_reqs=1, num_heads=heads, num_kv_heads=groups, head_dim=dim, seq_lens=lengths, dtype=q.dtype,
+        num_reqs=len(lengths), num_heads=heads, num_kv_heads=groups, head_dim=dim, seq_lens=lengths, dtype=q.dtype,
         query_start_loc=start, causal=True, sliding_window_size=window, isa=isa, enable_kv_split=split,
     )  # fmt: skip
     out = torch.empty_like(q)
     ops.cpu_attention_with_kv_cache(
         query=q, key_cache=key_cache, value_cache=value_cache, output=out, query_start_loc=start, seq_lens=lengths,
         scale=float(scalars["scale"]), causal=True, alibi_slopes=None, sliding_window=window,
-        block_table=torch.arange(blocks, dtype=torch.int32)[None], softcap=float(scalars.get("softcap", 0)),
-        scheduler_metadata=plan, s_aux=inputs.get("sink"),
+        block_table=torch.arange(blocks, dtype=torch.int32).repeat(len(lengths), 1), s_aux=inputs.get("sink"),
+        softcap=float(scalars.get("softcap", 0)), scheduler_metadata=plan,
     )  # fmt: skip
     return out
 
@@ -259,6 +262,9 @@ OPERATORS: dict[str, tuple[tuple[Operator, dict[str, Any]], ...]] = {
         (torch_sdpa, {"gqa": "kernel", "mask": "explicit"}), (torch_eager_attention, {}),
         (vllm_cpu_attention, {"isa": "vec"}), (vllm_cpu_attention, {"isa": "amx"}),
         (vllm_cpu_attention, {"isa": "vec", "kv_split": True}), (vllm_cpu_attention, {"isa": "vec16"}),
+        (vllm_cpu_attention, {"isa": "vec", "rows": "one by one"}),
+        (vllm_cpu_attention, {"isa": "amx", "rows": "one by one"}),
+        (vllm_cpu_attention, {"isa": "vec16", "rows": "one by one"}),
         (vllm_flash_attention, {"rows": "by pass"}), (vllm_flash_attention, {}),
         (vllm_flash_attention, {"rows": "by pass", "fa_version": 2}), (vllm_flash_attention, {"fa_version": 2}),
     ),

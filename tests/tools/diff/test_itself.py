@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 import torch
 
+from samebits.kernels.adapters.setup import cpu_pieces
 from samebits.tools.diff import triggers
 from samebits.tools.diff.itself import diff_itself
 from samebits.tools.job.job import Job
@@ -23,16 +24,24 @@ if TYPE_CHECKING:
 PLAIN = {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 
 
-def looked(folder: Path, env: dict[str, str], dtype: Literal["float32", "bfloat16"] = "float32") -> DivergenceManifest:
-    model = write_tiny(folder / "model", "qwen3", dtype)
-    rollout = {"model": str(model), "dtype": dtype, "eager": True, "max_model_len": 512, "env": env}
-    workload = {"prompts": 6, "prompt_tokens": (150, 200), "new_tokens": 8}
+def looked(
+    folder: Path,
+    env: dict[str, str],
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    against: str = "batch",
+    prompt_tokens: tuple[int, int] = (150, 200),
+    **sizes: int,
+) -> DivergenceManifest:
+    model = write_tiny(folder / "model", "qwen3", dtype, **sizes)
+    longest = max(512, prompt_tokens[1] + 32)
+    rollout = {"model": str(model), "dtype": dtype, "eager": True, "max_model_len": longest, "env": env}
+    workload = {"prompts": 6, "prompt_tokens": prompt_tokens, "new_tokens": 8}
     experiment = {"device": "cpu", "rollout": rollout, "workload": workload}
     job = folder / "job"
     job.mkdir()
     running = Job(job)
     try:
-        diff_itself(DiffRequest.model_validate({"experiment": experiment, "against": "batch"}), running)
+        diff_itself(DiffRequest.model_validate({"experiment": experiment, "against": against}), running)
     finally:
         running.drop_prepared()
     return artifact.read(job / "divergence", DivergenceManifest)
@@ -54,6 +63,26 @@ def test_with_the_split_off_nothing_is_named(tmp_path: Path) -> None:
     assert found.outcome.status == "identical"
     assert found.gap.exact
     assert not found.work
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pieces", ["0", "1"])
+def test_the_tile_of_a_long_prefill_is_named_with_its_switch(tmp_path: Path, pieces: str) -> None:
+    keys = cpu_pieces.keys_of_a_prefill("vec", 128, 4, int(torch.cpu.get_capabilities()["l2_cache_size"]))
+    assert keys is not None
+    env = PLAIN | {"VLLM_CPU_ATTN_SPLIT_KV": "0", "OMP_NUM_THREADS": "1", cpu_pieces.VARIABLE: pieces}
+    lengths = (keys + 32, keys + 40)
+    found = looked(
+        tmp_path, env, "float32", "decode_prefill", lengths, head_dim=128, max_position_embeddings=keys + 128
+    )
+    if pieces == "1":
+        assert found.outcome.status == "identical"
+        return
+    assert [item.kind for item in found.work] == ["attention"]
+    assert found.work[0].between == "model.layers.0.self_attn.attn"
+    assert found.work[0].cause.switch == {cpu_pieces.VARIABLE: "1"}
+    assert found.gap.nonzero > 0
+    assert found.unexplained.exact
 
 
 @pytest.mark.slow

@@ -6,9 +6,10 @@ import pytest
 
 from samebits.tools.diff import triggers
 
+ATTENTION = ["VLLM_CPU_ATTN_SPLIT_KV", "SAMEBITS_CPU_ATTN_PIECES"]
 
-@pytest.mark.parametrize(("amx", "variables"), [(True, ["ONEDNN_MAX_CPU_ISA", "VLLM_CPU_ATTN_SPLIT_KV"]),
-                                                (False, ["VLLM_CPU_ATTN_SPLIT_KV"])])  # fmt: skip
+
+@pytest.mark.parametrize(("amx", "variables"), [(True, ["ONEDNN_MAX_CPU_ISA", *ATTENTION]), (False, ATTENTION)])
 def test_without_amx_its_switch_is_not_made_ready(
     amx: bool, variables: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

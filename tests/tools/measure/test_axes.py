@@ -75,6 +75,12 @@ def test_an_axis_without_effect_was_not_run_however_equal_it_is(name: str) -> No
     assert (axis.outcome.status, axis.tokens, bool(axis.outcome.reason)) == ("not_run", 0, True)
 
 
+def test_prefills_that_fill_as_many_passes_as_there_are_steps_take_effect() -> None:
+    """Of an engine: their number of requests is another one."""
+    axis = run("decode_prefill", lambda how: scores({"requests": 6}, moved=2))
+    assert (axis.outcome.status, axis.outcome.stats.nonzero) == ("varies", 2)
+
+
 def test_a_batch_of_one_alone_can_decide() -> None:
     axis = run("batch", lambda how: scores({"largest_batch": how.concurrency}, moved=1 if how.concurrency == 1 else 0))
     assert axis.outcome.trigger == "a batch of one"

@@ -76,6 +76,8 @@ class EngineRows:
     """Prompt length of each sequence."""
     follows: bool = True
     """The engine is made to follow the sequences; False: behind the prompts it goes its own way."""
+    kept: frozenset[str] | None = None
+    """Names (`request_id`) of the requests whose rows count; None: all. The rows of others have no sequence."""
     facts: Facts = field(default_factory=Facts)
     batch: Batch | None = None
     _rows: PassRows | None = None
@@ -92,7 +94,7 @@ class EngineRows:
         position_T = torch.zeros(batch.padded, dtype=torch.int32)
         at = 0
         for name, start, length in zip(batch.requests, batch.starts, batch.lengths, strict=True):
-            sequence_T[at : at + length] = sequence_of(name)
+            sequence_T[at : at + length] = self._counted(name)
             position_T[at : at + length] = torch.arange(start, start + length, dtype=torch.int32)
             at += length
         ends_B = torch.tensor(batch.lengths, dtype=torch.int64).cumsum(0)
@@ -105,6 +107,10 @@ class EngineRows:
         """Rows of the pass that is running now."""
         assert self._rows is not None, "asked for rows outside a pass"
         return self._rows
+
+    def _counted(self, name: str) -> int:
+        """`sequence_of` a request whose rows count, else -1."""
+        return sequence_of(name) if self.kept is None or name.rsplit("-", 1)[0] in self.kept else -1
 
     def _check(self, batch: Batch, rows: PassRows, metadata: Any) -> None:
         count = batch.tokens
@@ -167,6 +173,6 @@ class EngineRows:
             for row, (name, start, length) in enumerate(
                 zip(self.batch.requests, self.batch.starts, self.batch.lengths, strict=True)
             )
-            if (sequence := sequence_of(name)) >= 0
+            if (sequence := self._counted(name)) >= 0
             and self.prompts[sequence] <= start + length < len(self.sequences[sequence])
         ]

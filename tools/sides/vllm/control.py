@@ -92,9 +92,11 @@ def begin(
     force: bool,
     plan: CapturePlan | None,
     edits: tuple[Edit, ...],
+    kept: frozenset[str] | None = None,
 ) -> None:
-    """Watch the passes from now on: row map, forced ids, and with a plan or edits a recorder around the model."""
-    CONTROL.rows = EngineRows(sequences, prompts, follows=force)
+    """Watch the passes from now on: row map, forced ids, and with a plan or edits a recorder around the model. `kept`
+    names the requests whose rows the recorder is to see; None: all."""
+    CONTROL.rows = EngineRows(sequences, prompts, follows=force, kept=kept)
     CONTROL.in_pass = False
     if plan is not None or edits:
         from samebits.tools.capture.recorder import Recorder

@@ -6,7 +6,9 @@ import os
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from samebits.kernels.adapters.setup import machine
+from samebits.kernels.adapters.setup import cpu_pieces, machine
+from samebits.kernels.adapters.vllm import cpu_pieces as pieces
+from samebits.kernels.adapters.vllm import switch
 from samebits.tools.sides.vllm import hooks
 from samebits.tools.sides.vllm.install import runner_of
 
@@ -76,11 +78,14 @@ def _cpu(config: Any) -> dict[str, Any]:
     head = config.model_config.get_head_size()
     isa = cpu_attn._get_attn_isa(config.model_config.dtype, config.cache_config.block_size, head, "auto")
     amx = torch.cpu._is_amx_tile_supported()
+    cache = int(torch.cpu.get_capabilities().get("l2_cache_size", 0))
     return {
         "amx": amx,
         "isa": isa,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "attention_pieces": pieces.installed(),
+        "one_tile": cpu_pieces.keys_of_a_prefill(isa, head, config.model_config.dtype.itemsize, cache),
     }
 
 
@@ -112,6 +117,12 @@ def describe(llm: Any, installed: str, config: Rollout) -> tuple[dict[str, str |
         lines.append(
             "AMX: a row alone and in company can have other bits in bfloat16 linears; "
             "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 switches it off"
+        )
+    one_tile = facts.get("one_tile")
+    if one_tile and one_tile < config.max_model_len and not facts["attention_pieces"] and not switch.asked():
+        lines.append(
+            f"CPU attention: behind {one_tile} tokens a row of a prefill has other bits than a decode step; "
+            f"{cpu_pieces.VARIABLE}=1 makes them equal"
         )
     lines += [f"{key}={value}" for key, value in machine.number_variables(os.environ).items()]
     return facts, lines

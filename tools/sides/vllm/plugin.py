@@ -1,7 +1,8 @@
 """The `vllm.general_plugins` entry point: loaded in every vLLM process, so it must cost and change nothing there.
 
 Only where the environment names a request file (a side wrote it for its own engine) are the worker's hooks checked and
-installed, and only where it asks for them are samebits' operators put into the engine: first those, then the hooks.
+installed, and only where it asks for them are samebits' operators, or pieces of vLLM's own attention on CPU, put into
+the engine: first those, then the hooks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from samebits.kernels.adapters.setup import cpu_pieces
 from samebits.kernels.adapters.vllm import switch
 from samebits.tools.schema.base import Model
 from samebits.tools.schema.errors import UserError
@@ -34,6 +36,10 @@ def register() -> None:
         from samebits.kernels.adapters.vllm import plugin as kernels
 
         kernels.register()
+    elif os.environ.get(cpu_pieces.VARIABLE):
+        from samebits.kernels.adapters.vllm import cpu_pieces as pieces
+
+        pieces.register()
     path = os.environ.get(VARIABLE)
     if path:
         follow(read(Path(path)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from samebits.kernels.adapters.vllm.cpu_pieces import WHOLE
 from samebits.tools.sides.vllm.batch import Batch
 
 if TYPE_CHECKING:
@@ -38,5 +39,6 @@ def first_metadata(by_layer: Any) -> Any:
     """The metadata of the first layer that has row borders and lengths."""
     for one in (by_layer or {}).values() if isinstance(by_layer, dict) else ():
         if hasattr(one, "query_start_loc") and hasattr(one, "seq_lens"):
-            return one
+            # Laid out in pieces (kernels/adapters/vllm/cpu_pieces.py), it says what the requests were.
+            return getattr(one, WHOLE, one)
     return None

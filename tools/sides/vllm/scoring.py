@@ -46,7 +46,7 @@ def score(
         _warm(side, data)
     sequences = [sequence.prompt + sequence.sampled for sequence in data.sequences]
     prompts = [len(sequence.prompt) for sequence in data.sequences]
-    side.worker(control.begin, sequences, prompts, force, plan, edits)
+    side.worker(control.begin, sequences, prompts, force, plan, edits, _kept(data, how, plan))
     try:
         with _budget(llm, how.chunk):
             done = engine.drive(llm, [request for request, _, _ in prepared], how.concurrency)
@@ -94,6 +94,14 @@ def prepare(data: RolloutData, how: How, cold: bool) -> list[tuple[engine.Reques
         chosen += [request(index, start, 1) for start in range(len(sequence.sampled)) if (at + start) % how.stride == 0]
         at += len(sequence.sampled)
     return chosen
+
+
+def _kept(data: RolloutData, how: How, plan: CapturePlan | None) -> frozenset[str] | None:
+    """Names of the requests whose rows are recorded; None: all."""
+    if how.path != "prefill" or plan is None or plan.tokens is None:
+        return None
+    every = [(index, start) for index, one in enumerate(data.sequences) for start in range(len(one.sampled))]
+    return frozenset(request_id(*every[token]) for token in plan.tokens)
 
 
 def _warm(side: VllmSide, data: RolloutData) -> None:

@@ -14,6 +14,7 @@ def test_on_cpu_the_engine_as_it_is_and_on_cuda_the_library() -> None:
     device, kernels, found = settings.find("cpu", "auto")
     assert (device, kernels) == ("cpu", "vllm")
     assert found.variables["VLLM_CPU_ATTN_SPLIT_KV"] == "0"
+    assert found.variables["SAMEBITS_CPU_ATTN_PIECES"] == "1"
     assert "AMX" not in found.variables["ONEDNN_MAX_CPU_ISA"]
     assert settings.DEFAULT["cuda"] == "samebits"
 
@@ -58,3 +59,15 @@ def test_arguments_that_the_bits_depend_on_cannot_be_changed_and_others_can() ->
     }
     with pytest.raises(PatchError, match="enforce_eager=False: must be True"):
         settings.merge(found, {"enforce_eager": False})
+
+
+def test_an_engine_that_would_not_load_the_plugin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = settings.find("cpu", "vllm")[2]
+    settings.check_plugin(found, {})
+    settings.check_plugin(found, {"VLLM_PLUGINS": "other,samebits"})
+    with pytest.raises(PatchError, match="VLLM_PLUGINS=other: keeps the samebits plugin out"):
+        settings.check_plugin(found, {"VLLM_PLUGINS": "other"})
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
+    with pytest.raises(PatchError, match="is no plugin of this vLLM"):
+        settings.check_plugin(found, {})
+    settings.check_plugin(settings.Settings({"A": "1"}, {}), {"VLLM_PLUGINS": ""})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -65,6 +65,16 @@ def test_forced_ids_are_those_behind_the_last_row_of_each_request() -> None:
     rows.enter(batch([(0, 4, 1), (1, 1, 1)]), None)
     assert rows.forced(torch.tensor([15, 2])).tolist() == [15, 22]
     assert (rows.facts.forced, rows.facts.overruled, rows.facts.chunked_prefills) == (3, 2, 1)
+
+
+def test_only_the_requests_that_are_kept_have_rows() -> None:
+    rows = EngineRows(SEQUENCES, PROMPTS, kept=frozenset({request_id(0, 1)}))
+    others = [f"{request_id(0, 0)}-ae06b77a", f"{request_id(0, 1)}-ae06b77b"]
+    given = batch([(0, 0, 4), (0, 0, 5)])
+    rows.enter(replace(given, requests=others), None)
+    assert rows.current().sequence_T.tolist() == [-1] * 4 + [0] * 5
+    assert rows.judged() == [1]
+    assert rows.forced(torch.tensor([1, 2])).tolist() == [14, 15], "what is not kept is forced all the same"
 
 
 def test_rows_computed_again_are_counted() -> None:
