@@ -42,7 +42,9 @@ coverage = "{coverage}"
 axis_limit_s = 240
 min_throughput = {bar}
 """
-STEADY = 'env = { VLLM_CPU_ATTN_SPLIT_KV = "0", ONEDNN_MAX_CPU_ISA = "AVX512_CORE_BF16" }'
+STEADY = (
+    'env = { VLLM_CPU_ATTN_SPLIT_KV = "0", SAMEBITS_CPU_ATTN_PIECES = "1", ONEDNN_MAX_CPU_ISA = "AVX512_CORE_BF16" }'
+)
 SIDES = {
     # With a size given the engine does not profile memory, which another engine that starts meanwhile would disturb.
     "cuda": (f"engine = {{ gpu_memory_utilization = 0.2, kv_cache_memory_bytes = {16 << 30} }}", ""),

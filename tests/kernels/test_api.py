@@ -113,7 +113,7 @@ def test_the_lines_of_the_readme_are_proved_by_the_lock_of_a_gate_until_a_variab
     from samebits.tools.schema.requests import GateRequest
 
     model = write_tiny(tmp_path / "model", num_hidden_layers=2)
-    env = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "VLLM_CPU_ATTN_SPLIT_KV": "0"}
+    env = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "VLLM_CPU_ATTN_SPLIT_KV": "0", "SAMEBITS_CPU_ATTN_PIECES": "1"}
     experiment = {
         "device": "cpu",
         "rollout": {"model": str(model), "eager": True, "max_model_len": 512, "env": env},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -32,6 +32,7 @@ def opened(
     threads: str = "1",
     pieces: str = "1",
     longest: int = 512,
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
     **engine: int,
 ) -> Iterator[tuple[Session, Session, Path]]:
     env = {"VLLM_CPU_ATTN_SPLIT_KV": split, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", cpu_pieces.VARIABLE: pieces}
@@ -39,12 +40,13 @@ def opened(
         device="cpu",
         rollout=Rollout(
             model=str(model),
+            dtype=dtype,
             eager=True,
             max_model_len=longest,
             env=env | {"OMP_NUM_THREADS": threads},
             engine={"max_num_batched_tokens": 8192, **engine},
         ),
-        trainer=Trainer(kernels="vllm", layout="packed", micro_batch=8, env=env),
+        trainer=Trainer(dtype=dtype, kernels="vllm", layout="packed", micro_batch=8, env=env),
     )
     with (
         Session.start("rollout", experiment, "cpu", work) as rollout,
@@ -98,10 +100,10 @@ def test_an_engine_that_splits_the_kv_cache_differs_at_a_batch_of_one(tmp_path: 
 
 @pytest.mark.parametrize("pieces", ["1", "0"])
 def test_behind_one_tile_of_keys_both_sides_agree_in_pieces_alone(tmp_path: Path, pieces: str) -> None:
-    keys = cpu_pieces.keys_of_a_prefill("vec", 128, 2, int(torch.cpu.get_capabilities()["l2_cache_size"]))
+    keys = cpu_pieces.keys_of_a_prefill("vec", 128, 4, int(torch.cpu.get_capabilities()["l2_cache_size"]))
     assert keys is not None
-    model = write_tiny(tmp_path / "model", "qwen3", head_dim=128, max_position_embeddings=2 * keys)
-    with opened(model, tmp_path, pieces=pieces, longest=2 * keys) as (rollout, trainer, work):
+    model = write_tiny(tmp_path / "model", "qwen3", "float32", head_dim=128, max_position_embeddings=2 * keys)
+    with opened(model, tmp_path, pieces=pieces, longest=2 * keys, dtype="float32") as (rollout, trainer, work):
         long = Workload(prompts=4, prompt_tokens=(3 * keys // 2, 3 * keys // 2 + 9), new_tokens=16)
         rollout.ask(Generate(workload=long, folder=str(work / "rollout")))
         moved = differing(trainer, work / "rollout", work, How(), tokens=4 * 16)

@@ -71,10 +71,8 @@ def test_the_tile_of_a_long_prefill_is_named_with_its_switch(tmp_path: Path, pie
     keys = cpu_pieces.keys_of_a_prefill("vec", 128, 4, int(torch.cpu.get_capabilities()["l2_cache_size"]))
     assert keys is not None
     env = PLAIN | {"VLLM_CPU_ATTN_SPLIT_KV": "0", "OMP_NUM_THREADS": "1", cpu_pieces.VARIABLE: pieces}
-    lengths = (keys + 32, keys + 40)
-    found = looked(
-        tmp_path, env, "float32", "decode_prefill", lengths, head_dim=128, max_position_embeddings=keys + 128
-    )
+    lengths = (3 * keys // 2, 3 * keys // 2 + 9)  # the last tile of queries is then nearly full
+    found = looked(tmp_path, env, "float32", "decode_prefill", lengths, head_dim=128, max_position_embeddings=2 * keys)
     if pieces == "1":
         assert found.outcome.status == "identical"
         return

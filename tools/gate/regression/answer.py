@@ -108,7 +108,8 @@ def _next(report: RegressionReport, source: Source, job: Job) -> str:
     left = [axis.outcome for axis in report.axes if axis.red]
     if left and all(outcome.status == "not_run" and outcome.reason == ELSEWHERE for outcome in left):
         return f"the axes that are left: samebits gate --resume {job.folder}"
-    first = next((axis for axis in report.axes if axis.outcome.status == "differs"), None)
+    differing = [axis for axis in report.axes if axis.outcome.status == "differs"]
+    first = next((axis for axis in differing if axis.name in DIFF), differing[0] if differing else None)
     if left and all(outcome.status == "too_few" for outcome in left):
         return _more([axis for axis in report.axes if axis.red], source, job)
     if first is None:
