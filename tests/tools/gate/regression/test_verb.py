@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from samebits.tools.gate.regression.answer import DIFF
 from samebits.tools.job.job import Job
 from samebits.tools.schema.artifacts.regression import Lock, RegressionReport
 from samebits.tools.schema.errors import UserError
@@ -107,6 +108,7 @@ def test_a_planted_difference_is_red_on_its_axis(gated: Callable[..., Any], faul
     assert axis in differing
     assert (report.verdict.kind, result.verdict, result.exit_code) == ("red", "differs", 1)
     assert "lock" not in result.ids
+    assert result.next.startswith("samebits diff") == any(name in DIFF for name in differing), differing
 
 
 def test_a_control_that_cannot_fail_is_vacuous_and_not_green(gated: Callable[..., Any]) -> None:
