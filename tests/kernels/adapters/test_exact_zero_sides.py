@@ -104,6 +104,9 @@ def test_behind_one_tile_of_keys_both_sides_agree_in_pieces_alone(tmp_path: Path
     assert keys is not None
     model = write_tiny(tmp_path / "model", "qwen3", "float32", head_dim=128, max_position_embeddings=2 * keys)
     with opened(model, tmp_path, pieces=pieces, longest=2 * keys, dtype="float32") as (rollout, trainer, work):
+        assert rollout.opened is not None
+        told = any(f"behind {keys} tokens" in line for line in rollout.opened.lines)
+        assert (told, rollout.opened.facts["attention_pieces"]) == (pieces == "0", pieces == "1")
         long = Workload(prompts=4, prompt_tokens=(3 * keys // 2, 3 * keys // 2 + 9), new_tokens=16)
         rollout.ask(Generate(workload=long, folder=str(work / "rollout")))
         moved = differing(trainer, work / "rollout", work, How(), tokens=4 * 16)
