@@ -20,6 +20,7 @@ from typing import Any
 
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.setup import cpu_pieces, driver, machine
+from samebits.kernels.adapters.setup import lock as lock_file
 from samebits.kernels.adapters.vllm import switch
 from samebits.kernels.contract_version import CONTRACT_VERSION
 
@@ -93,7 +94,12 @@ def kernels_digest(root: Path = KERNELS) -> str:
     return digest.hexdigest()
 
 
-def compare(role: str, asked: Mapping[str, str], lock: Path | str | None, allow_unproven: bool) -> Standing:
+def compare(
+    role: str,
+    asked: Mapping[str, str],
+    lock: Path | str | None,
+    allow_unproven: bool,
+) -> Standing:
     """Compare this process with a lock.
 
     Args:
@@ -102,25 +108,18 @@ def compare(role: str, asked: Mapping[str, str], lock: Path | str | None, allow_
         lock: a file that must be there; None: $SAMEBITS_LOCK, else samebits.lock in the working directory, if any.
 
     Raises:
-        PatchError: the file is missing or damaged; something changed and that is not allowed.
+        PatchError: the file is missing or damaged, of another version, or proves nothing; something changed and that
+            is not allowed.
     """
     path = find(lock)
     if path is None:
         COMPARED.add(role)
         return Standing(None)
-    held = _read(path)
-    now = fingerprint(role)
-    then = dict(held["proved"].get(role) or {})
-    settings = dict(held["settings"].get(role) or {})
-    if not then:
+    held = lock_file.read(path)
+    if not held.proved.get(role):
         raise PatchError(str(path), f"proves nothing of the {role} side", "run samebits gate with both sides")
-    # An engine that this process made before set them, as the proved one did in its own.
-    sets = dict(held.get("engine_sets") or {})
-    changed = [
-        f"{name}: proved {then.get(name, 'without')}, now {now.get(name, 'without')}"
-        for name in sorted(set(then) | set(now))
-        if _other(then.get(name), now.get(name)) and (name not in sets or sets[name] != now.get(name))
-    ]
+    settings = held.settings.get(role, {})
+    changed = _changed(held, role)
     changed += [
         f"[{role}] {name}: proved {settings.get(name, 'without')}, now {value}"
         for name, value in asked.items()
@@ -137,6 +136,18 @@ def compare(role: str, asked: Mapping[str, str], lock: Path | str | None, allow_
         warnings.warn(str(standing), stacklevel=3)
     COMPARED.add(role)
     return standing
+
+
+def _changed(held: lock_file.Lock, role: str) -> list[str]:
+    """What the bits depend on besides settings and weights."""
+    now, then = fingerprint(role), held.proved[role]
+    # An engine that this process made before set them, as the proved one did in its own.
+    sets = held.engine_sets
+    return [
+        f"{name}: proved {then.get(name, 'without')}, now {now.get(name, 'without')}"
+        for name in sorted(set(then) | set(now))
+        if _other(then.get(name), now.get(name)) and (name not in sets or sets[name] != now.get(name))
+    ]
 
 
 def find(lock: Path | str | None) -> Path | None:
@@ -157,16 +168,6 @@ def find(lock: Path | str | None) -> Path | None:
 def _other(then: str | None, now: str | None) -> bool:
     """What nobody knows is equal to nothing."""
     return then != now or then == driver.UNKNOWN
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(held["proved"], dict) and isinstance(held["settings"], dict):
-            return dict(held)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise PatchError(str(path), "no lock of this version of samebits", "run samebits gate again")
 
 
 def _gpu(torch: Any) -> dict[str, str]:

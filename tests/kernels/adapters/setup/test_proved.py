@@ -11,12 +11,16 @@ import pytest
 
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.setup import driver, proved
+from samebits.kernels.adapters.setup import lock as lock_file
+from samebits.tools.schema.base import SCHEMA_VERSION
 
 ASKED = {"kernels": "vllm", "dtype": "bfloat16"}
 
 
 def lock(folder: Path, **changed: str) -> Path:
     held: dict[str, Any] = {
+        "schema_version": 1,
+        "axes": {"trainer_repeat": 32},
         "proved": {"trainer": proved.fingerprint("trainer") | changed},
         "settings": {"trainer": ASKED | {"layout": "packed"}},
     }
@@ -117,12 +121,40 @@ def test_where_the_lock_is_looked_for(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_damaged_lock_and_one_without_this_side_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "samebits.lock"
-    for text in ("{", "[]", '{"axes": {}}'):
+    for text in ("{", "[]", '{"axes": {}}', "[" * 100_000):
         path.write_text(text)
-        with pytest.raises(PatchError, match="no lock of this version"):
+        with pytest.raises(PatchError, match=r"no lock of this version.*Next: run samebits gate again"):
             proved.compare("trainer", ASKED, path, False)
     with pytest.raises(PatchError, match="proves nothing of the rollout side"):
         proved.compare("rollout", ASKED, lock(tmp_path), False)
+
+
+@pytest.mark.parametrize(
+    ("planted", "said"),
+    [
+        ({"schema_version": 99}, "schema_version 99, this samebits reads 1"),
+        ({"schema_version": "1"}, "schema_version '1', this samebits reads 1"),
+        ({"axes": {}}, "proves nothing: it names no axis"),
+        ({"axes": ["repeat"]}, "a section has another form"),
+        ({"proved": {"trainer": "everything"}}, "a section has another form"),
+        ({"proved": {"trainer": {"torch": 2}}}, "a section has another form"),
+        ({"settings": {"trainer": []}}, "a section has another form"),
+        ({"engine_sets": "X=1"}, "a section has another form"),
+    ],
+)
+@pytest.mark.parametrize("allow", [False, True])
+def test_a_lock_of_another_version_or_form_or_without_an_axis_is_no_proof(
+    tmp_path: Path, planted: dict[str, Any], said: str, allow: bool
+) -> None:
+    path = lock(tmp_path)
+    assert proved.compare("trainer", ASKED, path, allow).proved, "the control"
+    path.write_text(json.dumps(json.loads(path.read_text()) | planted))
+    with pytest.raises(PatchError, match=f"{said}.*Next: run samebits gate again"):
+        proved.compare("trainer", ASKED, path, allow)
+
+
+def test_the_version_that_is_read_is_the_one_that_the_gate_writes() -> None:
+    assert lock_file.SCHEMA_VERSION == SCHEMA_VERSION
 
 
 def test_what_the_proved_engine_set_for_itself_is_no_change_and_anything_else_is(

@@ -39,6 +39,7 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(install, "install", lambda _: None)
     settings = {"kernels": "samebits", "dtype": "bfloat16"}
     held = {"proved": {"rollout": proved.fingerprint("rollout")}, "settings": {"rollout": settings}}
+    held |= {"schema_version": 1, "axes": {"repeat": 32}}
     path.write_text(json.dumps(held), encoding="utf-8")
     return path
 
