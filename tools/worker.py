@@ -13,8 +13,10 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samebits.kernels.adapters.setup import machine
 from samebits.tools.job.heartbeat import beat
 from samebits.tools.job.job import Job
+from samebits.tools.job.stopping import Stopped, stop
 from samebits.tools.job.tidy import tidy
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import REQUEST
@@ -23,18 +25,34 @@ from samebits.tools.sides.session import SideDied
 from samebits.tools.store.room import is_full
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from samebits.tools.schema.requests import Request
     from samebits.tools.schema.results import Outcome, Result
 
 
-class Stopped(BaseException):
-    """Raised by the handler of SIGTERM and SIGINT, so that sides are closed on the way out."""
+OWN_WORD = ("inspect", "build")
+"""Verbs that say themselves what is lacking: one in its table, one of its own option."""
+
+
+def check_device(request: Request) -> None:
+    """Before anything is loaded.
+
+    Raises:
+        UserError: cuda was asked for, and torch sees none.
+    """
+    asked = getattr(getattr(request, "experiment", request), "device", "auto")
+    if request.kind not in OWN_WORD and asked == "cuda" and machine.device() == "cpu":
+        raise UserError(
+            'device = "cuda"', "torch sees no GPU here", 'set device = "cpu", or run it where torch is a CUDA build'
+        )
 
 
 def run(request: Request, job: Job) -> Result:
-    """Dispatch one request to its verb. Imports are late: each verb loads only what it needs."""
+    """Dispatch one request to its verb. Imports are late: each verb loads only what it needs.
+
+    Raises:
+        UserError: what the user gave cannot be run.
+    """
+    check_device(request)
     if request.kind == "inspect":
         from samebits.tools.measure.inspect import run_inspect
 
@@ -104,11 +122,6 @@ def outcome_of(folder: Path) -> Outcome:
         )
     finally:
         job.drop_prepared()
-
-
-def stop(_signal: int, _frame: FrameType | None) -> None:
-    """Signal handler."""
-    raise Stopped
 
 
 def main() -> None:

@@ -39,6 +39,8 @@ RolloutFile = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 HERE = Path()
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+"""What every mistake in the options is; typer gives only this one of them a name."""
 
 
 class Verb(TyperCommand):
@@ -48,10 +50,13 @@ class Verb(TyperCommand):
         """Options and arguments.
 
         Raises:
-            UserError: an argument that this command does not take.
+            UserError: an option or argument that this command does not take, or that it lacks.
         """
         ctx.allow_extra_args = True
-        extra = super().parse_args(ctx, args)
+        try:
+            extra = super().parse_args(ctx, args)
+        except USAGE_ERROR as error:
+            raise UserError(ctx.command_path, str(error), f"see `{ctx.command_path} --help`") from error
         if extra:
             file = Path(extra[0])
             named = file.suffix == ".toml" or file.is_dir()

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import sys
+
+EARLY = "stopped on request; nothing was started. Next: run the command again"
+
+
+def stopped_early(*_: object) -> None:
+    """Handler of Ctrl-C while the command line is being imported, where an exception would come from anywhere."""
+    if "--json" in sys.argv[1:]:
+        os.write(1, json.dumps({"state": "failed", "error": "user", "message": EARLY, "job": ""}).encode() + b"\n")
+    os.write(2, f"error: {EARLY}\n".encode())
+    os._exit(2)
 
 
 def main() -> None:
     """Entry point."""
+    signal.signal(signal.SIGINT, stopped_early)  # until guarded.run takes over
     if sys.argv[1:2] != ["serve"]:
         from samebits.server.cli.main import main as all_commands
 

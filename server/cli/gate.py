@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from samebits.server.cli import gate_compare, gate_lock, show
+from samebits.server.cli import gate_compare, gate_lock, show, whole
 from samebits.server.cli.common import HERE, Config, Json, RolloutFile, Sets, absolute, job_folder
 from samebits.server.jobs.start import start
 from samebits.tools.report import junit
@@ -25,7 +24,9 @@ def gate(
     config: Config = HERE,
     sets: Sets = None,
     rollout: RolloutFile = None,
-    axes: Annotated[str, typer.Option(help="Comma-separated axes to run (default: [gate] axes, else all).")] = "",
+    axes: Annotated[
+        str | None, typer.Option(help="Comma-separated axes to run (default: [gate] axes, else all).")
+    ] = None,
     require: Annotated[str, typer.Option(help="Comma-separated axes that must have run.")] = "",
     resume: Annotated[
         Path | None, typer.Option(help="An earlier piece of this gate: what it has a verdict on is taken over.")
@@ -44,10 +45,15 @@ def gate(
 ) -> None:
     """Every axis exact, each with a negative control that must fail; exits 0 only then. Writes samebits.lock."""
     if compare is not None:
+        given = {"--axes": axes, "--require": require, "--resume": resume, "--tiny": tiny, "--lock": lock}
+        if extra := [name for name, value in given.items() if value]:
+            raise UserError(" ".join(extra), "--compare runs nothing", "leave it out")
         raise typer.Exit(gate_compare.show_both(*compare, out or Path("compare.html"), as_json=as_json))
     experiment = Experiment() if tiny else reader.read(config, tuple(sets or ()))
-    if tiny and (sets or rollout):
-        raise UserError("--tiny", "brings its own experiment", "leave --set and --rollout out, or --tiny")
+    if tiny and (sets or rollout or config != HERE):
+        raise UserError("--tiny", "brings its own experiment", "leave --config, --set and --rollout out, or --tiny")
+    if axes is not None and not _names(axes):
+        raise UserError('--axes ""', "names no axis", "name axes, or leave --axes out for all")
     for path in (junit_file, lock):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise UserError(str(path), "no file can be written there", "name a file in a folder that exists")
@@ -55,7 +61,7 @@ def gate(
         {
             "experiment": experiment,
             "rollout": absolute(rollout),
-            "axes": _names(axes),
+            "axes": _names(axes or ""),
             "require": _names(require),
             "resume": "" if resume is None else str(resume.resolve()),
             "tiny": tiny,
@@ -85,9 +91,17 @@ def _beside(config: Path) -> Path:
 def _write_junit(path: Path, outcome: Outcome, folder: Path) -> None:
     """The report's own, or one error where there is no report: CI must never see an empty file as green."""
     if isinstance(outcome, Succeeded):
-        shutil.copyfile(folder / outcome.result.ids["regression"] / "junit.xml", path)
+        report = folder / outcome.result.ids["regression"] / "junit.xml"
+        _put(path, report.read_text(encoding="utf-8"))
         return
     reason = getattr(outcome, "message", "") or f"the gate {outcome.state.replace('_', ' ')}"
     if isinstance(outcome, TimedOut):
         reason = f"the gate was ended after its time limit of {outcome.limit_s:.0f} s"
-    path.write_text(junit.render_error(reason), encoding="utf-8")
+    _put(path, junit.render_error(reason))
+
+
+def _put(path: Path, text: str) -> None:
+    try:
+        whole.write(path, text)
+    except OSError as error:
+        raise UserError(str(path), f"cannot be written ({error.strerror})", "name another file with --junit") from error

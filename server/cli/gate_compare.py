@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.server.cli import show
+from samebits.server.cli import show, whole
 from samebits.tools.report import gate_compare
 from samebits.tools.schema import stored
 from samebits.tools.schema.artifacts.regression import RegressionReport
@@ -25,7 +25,7 @@ def show_both(old: Path, new: Path, page: Path, *, as_json: bool) -> int:
     reports = [stored.read(_folder(path), RegressionReport) for path in (old, new)]
     rows = gate_compare.compared(*reports)
     try:
-        page.write_text(gate_compare.page(reports[0], reports[1], (str(old), str(new))), encoding="utf-8")
+        whole.write(page, gate_compare.page(reports[0], reports[1], (str(old), str(new))))
     except OSError as error:
         raise UserError(str(page), f"cannot be written ({error.strerror})", "name a file with --out") from error
     red, lost, changes = gate_compare.red(reports[1]), gate_compare.worse(rows), gate_compare.changes(*reports)

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+INTERRUPTED = 130
+"""What typer ends with at Ctrl-C."""
+STOPPED = "stopped on request. Next: run the command again"
+
 
 def run(command: Callable[[], object]) -> None:
     """Call it; exits 2 on a user's mistake."""
@@ -23,6 +27,12 @@ def run(command: Callable[[], object]) -> None:
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         command()
+    except KeyboardInterrupt:
+        _say(STOPPED)
+    except SystemExit as ended:
+        if ended.code != INTERRUPTED:
+            raise
+        _say(STOPPED)
     except UserError as error:
         _say(str(error))
     except ValidationError as error:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.server.cli import collect, gate, guarded, jobs, pool, propose, review, rl, serve, skill
+from samebits.server.cli import collect, gate, guarded, jobs, pool, propose, review, rl, serve, skill, whole
 from samebits.server.cli.common import (
     HERE,
     Config,
@@ -64,7 +64,7 @@ def init(
     value = os.path.relpath(model, path.parent) if Path(model).exists() else model
     text = reader.TEMPLATE.read_text(encoding="utf-8").replace('"MODEL"', json.dumps(value))
     try:
-        path.write_text(text, encoding="utf-8")
+        whole.write(path, text)
     except OSError as error:
         step = "give another --path" if path.parent.is_dir() else "make its folder, or give another --path"
         raise UserError(str(path), f"cannot be written ({error.strerror})", step) from error

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -16,6 +18,7 @@ from samebits.server.cli.again import same_experiment
 from samebits.tools.schema.results import Cancelled, Failed, Succeeded, TimedOut
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from samebits.server.jobs.launch import Running
@@ -25,6 +28,17 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 STYLE = {"equal": "bold green", "done": "bold", "differs": "bold yellow", "unjudged": "bold red"}
 error_console = Console(stderr=True, soft_wrap=True)
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """What ends a job is not stopped by a second Ctrl-C: it has its own time limit."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def follow(running: Running | Submitted, *, quiet: bool) -> Outcome:
@@ -54,8 +68,11 @@ def follow(running: Running | Submitted, *, quiet: bool) -> Outcome:
                     return outcome
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
-            running.stop()
-            return Cancelled()
+            with deaf():
+                running.stop()
+            # It may have come to its end before the request did.
+            ended = running.outcome()
+            return ended if isinstance(ended, Succeeded) else Cancelled()
 
 
 def finish(outcome: Outcome, running: Running | Submitted, *, as_json: bool) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from samebits.kernels.adapters.setup import machine
+from samebits.tools.job.stopping import check
 from samebits.tools.schema.results import Event
 from samebits.tools.sides.session import Deadline, Session
 
@@ -34,7 +35,12 @@ class Job:
     """For every answer of a side that this job opened."""
 
     def emit(self, phase: str, message: str, done: int | None = None, total: int | None = None) -> None:
-        """Append one line to events.jsonl."""
+        """Append one line to events.jsonl.
+
+        Raises:
+            Stopped: the job was asked to end and has not noticed.
+        """
+        check()
         event = Event(time=time.time(), phase=phase, message=message, done=done, total=total)
         with (self.events or self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(event.model_dump_json() + "\n")

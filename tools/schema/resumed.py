@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
-
-from pydantic import ValidationError
 
 from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.requests import RlRequest
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
 FREE = ("pool", "gate", "capture")
 """Sections that may change before a resume."""
+NEXT = "give the job folder of the run to go on with"
 
 
 def earlier_rl(folder: Path) -> RlRequest:
@@ -26,10 +26,20 @@ def earlier_rl(folder: Path) -> RlRequest:
     """
     try:
         return RlRequest.model_validate_json((folder / "request.json").read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        raise UserError(
-            str(folder), f"no job of samebits rl ({error})", "give the job folder of the run to go on with"
-        ) from error
+    except OSError as error:
+        why = "no such folder" if not folder.is_dir() else f"its request.json cannot be read: {error.strerror}"
+        raise UserError(str(folder), f"no job of samebits rl ({why})", NEXT) from error
+    except ValueError as error:
+        raise UserError(str(folder), f"no job of samebits rl ({_kind(folder)})", NEXT) from error
+
+
+def _kind(folder: Path) -> str:
+    """What a request that is none of `samebits rl` is."""
+    try:
+        kind = str(json.loads((folder / "request.json").read_text(encoding="utf-8"))["kind"])
+    except (ValueError, KeyError, TypeError):
+        return "its request.json holds no request"
+    return "its settings are of another version of samebits" if kind == "rl" else f"a job of samebits {kind}"
 
 
 def different(before: Experiment, now: Experiment) -> tuple[str, object, object] | None:

@@ -129,3 +129,18 @@ def test_a_file_that_could_not_be_written_is_refused_before_the_work(option: str
     done = gate("--tiny", "qwen3", option, "missing/file", cwd=tmp_path)
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
     assert "missing/file: no file can be written there" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tiny", "qwen3", "--config", "elsewhere"), "--tiny: brings its own experiment"),
+        (("--compare", "a", "b", "--axes", "batch", "--tiny", "qwen3"), "--axes --tiny: --compare runs nothing"),
+        (("--axes", ""), '--axes "": names no axis'),
+        (("--axes", ","), "names no axis"),
+    ],
+)
+def test_an_option_that_would_mean_nothing_is_refused(arguments: tuple[str, ...], said: str, place: Path) -> None:
+    done = gate(*arguments, cwd=place)
+    assert done.returncode == 2
+    assert said in done.stderr

@@ -64,6 +64,8 @@ def test_init_says_whether_the_model_that_was_given_is_there(tmp_path: Path) -> 
         ("minimize", "none"),
         ("jobs", "wait", "none"),
         ("measure", "py.toml"),
+        ("measure", "--bogus"),
+        ("minimize",),
     ],
 )
 def test_with_json_a_mistake_is_a_failed_outcome_on_stdout_too(arguments: tuple[str, ...], tmp_path: Path) -> None:
@@ -105,6 +107,15 @@ def test_a_missing_model_folder_is_the_users_error_from_the_worker(tmp_path: Pat
     assert (outcome["state"], outcome["error"]) == ("failed", "user")
     assert "nowhere" in outcome["message"]
     assert not list((tmp_path / "job").glob("*.part"))
+
+
+def test_cuda_where_torch_sees_none_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
+    samebits("init", "--model", "nowhere", cwd=tmp_path)
+    for verb in (("measure", "--set", 'device="cuda"'), ("demo", "--device", "cuda")):
+        done = samebits(*verb, "--json", "-o", f"job-{verb[0]}", cwd=tmp_path)
+        assert done.returncode == 2
+        assert 'device = "cuda": torch sees no GPU here' in json.loads(done.stdout)["message"]
+        assert not (tmp_path / f"job-{verb[0]}/sides").exists(), "no side was started"
 
 
 def test_an_existing_job_folder_is_refused(tmp_path: Path) -> None:

@@ -103,4 +103,16 @@ def test_resume_takes_the_settings_from_the_folder_and_refuses_what_differs(tmp_
         assert done.returncode == 2
         assert said in done.stderr
         assert not (tmp_path / "refused").exists()
-    assert "no job of samebits rl" in rl("--resume", "nowhere", cwd=tmp_path).stderr
+    assert "no job of samebits rl (no such folder)" in rl("--resume", "nowhere", cwd=tmp_path).stderr
+    request = tmp_path / "other/request.json"
+    request.parent.mkdir()
+    said = {
+        '{"kind": "gate"}': "a job of samebits gate",
+        '{"kind": "rl"}': "another version of samebits",
+        "no JSON": "its request.json holds no request",
+    }
+    for text, reason in said.items():
+        request.write_text(text)
+        done = rl("--resume", "other", cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert reason in done.stderr
