@@ -41,8 +41,8 @@ def engine_options(
         device: "cpu", "cuda" or "auto". Name it where torch should not be asked yet.
         kernels: "vllm" (the engine as it is, with the switches that make it equal to itself), "samebits" (the library's
             operators under the engine, CUDA), or "auto": "vllm" on CPU, "samebits" on CUDA.
-        lock: samebits.lock to compare with; None: $SAMEBITS_LOCK, else samebits.lock in the working directory where
-            there is one.
+        lock: samebits.lock to compare with, `arguments` that can change a bit included; None: $SAMEBITS_LOCK, else
+            samebits.lock in the working directory where there is one.
         allow_unproven: a difference from the lock is a warning instead of an error.
         arguments: further arguments of vllm.LLM.
 
@@ -54,8 +54,7 @@ def engine_options(
     settings.check_plugin(found)
     options = settings.merge(found, arguments)
     settings.put(found)
-    asked = {"kernels": kernels} | ({"dtype": str(options["dtype"])} if "dtype" in options else {})
-    proved.compare("rollout", asked, lock, allow_unproven)
+    proved.compare("rollout", {"kernels": kernels}, lock, allow_unproven, options)
     return options
 
 

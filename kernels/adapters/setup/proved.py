@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.adapters.setup import cpu_pieces, driver, machine
+from samebits.kernels.adapters.setup import cpu_pieces, driver, engine_args, machine
 from samebits.kernels.adapters.setup import lock as lock_file
 from samebits.kernels.adapters.vllm import switch
 from samebits.kernels.contract_version import CONTRACT_VERSION
@@ -99,6 +99,9 @@ def compare(
     asked: Mapping[str, str],
     lock: Path | str | None,
     allow_unproven: bool,
+    options: Mapping[str, Any] | None = None,
+    *,
+    whole: bool = True,
 ) -> Standing:
     """Compare this process with a lock.
 
@@ -106,6 +109,7 @@ def compare(
         role: "rollout" or "trainer".
         asked: settings of the side under the names of samebits.toml (kernels, dtype, ...).
         lock: a file that must be there; None: $SAMEBITS_LOCK, else samebits.lock in the working directory, if any.
+        options, whole: keyword arguments of the engine, see `engine_args.changed`; None: nothing is known of them.
 
     Raises:
         PatchError: the file is missing or damaged, of another version, or proves nothing; something changed and that
@@ -125,6 +129,12 @@ def compare(
         for name, value in asked.items()
         if settings.get(name) != value and not (role == "rollout" and {value, settings.get(name)} <= ITSELF)
     ]
+    if options is not None:
+        try:
+            changed += engine_args.changed(settings, held.axes, options, whole)
+        except ValueError as error:
+            reason = f"no lock of this version of samebits: [{role}] engine is {error}"
+            raise PatchError(str(path), reason, lock_file.AGAIN) from error
     standing = Standing(path, tuple(changed))
     if changed and not (allow_unproven or os.environ.get(ALLOW) == "1"):
         raise PatchError(

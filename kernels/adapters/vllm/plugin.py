@@ -80,8 +80,23 @@ def _compare(config: Any) -> None:
 
     if not os.environ.get(proved.VARIABLE) or os.environ.get(REQUEST) or "rollout" in proved.COMPARED:
         return
-    dtype = str(config.model_config.dtype).removeprefix("torch.")
-    proved.compare("rollout", {"kernels": switch.TABLE, "dtype": dtype}, None, False)
+    proved.compare("rollout", {"kernels": switch.TABLE}, None, False, _arguments(config), whole=False)
+
+
+def _arguments(config: Any) -> dict[str, Any]:
+    """Those of the engine's arguments that its config still holds as they were given."""
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    return {
+        "dtype": model.dtype,
+        "max_model_len": model.max_model_len,
+        "enforce_eager": model.enforce_eager,
+        "logprobs_mode": str(model.logprobs_mode),
+        "quantization": model.quantization,
+        "kv_cache_dtype": cache.cache_dtype,
+        "block_size": cache.block_size if getattr(cache, "user_specified_block_size", False) else None,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+    }
 
 
 def _keep_weights() -> None:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from samebits.kernels.adapters.setup import machine
+from samebits.kernels.adapters.setup import engine_args, machine
 from samebits.kernels.contract_version import CONTRACT_VERSION
 from samebits.tools.gate.regression import judge
 from samebits.tools.report import gate as page
@@ -123,5 +123,5 @@ def _settings(section: Model, keys: tuple[str, ...]) -> dict[str, str]:
         values["env"] = {key: value for key, value in values["env"].items() if not machine.silent(key)}
     for name in ("engine", "options"):
         if name in values:
-            values[name] = {key: value for key, value in values[name].items() if not machine.private(key)}
+            values[name] = {key: value for key, value in values[name].items() if not engine_args.private(key, value)}
     return {key: str(values[key]) for key in keys}

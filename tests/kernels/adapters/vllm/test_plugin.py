@@ -14,7 +14,17 @@ from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.setup import proved
 from samebits.kernels.adapters.vllm import install, plugin
 
-CONFIG: Any = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.bfloat16))
+CONFIG: Any = SimpleNamespace(
+    model_config=SimpleNamespace(
+        dtype=torch.bfloat16,
+        max_model_len=512,
+        enforce_eager=False,
+        logprobs_mode="processed_logprobs",
+        quantization=None,
+    ),
+    cache_config=SimpleNamespace(cache_dtype="auto", block_size=16, user_specified_block_size=False),
+    parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+)
 
 
 class Worker:
@@ -37,10 +47,11 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(proved, "COMPARED", set())
     monkeypatch.setattr(install, "check", lambda _: None)
     monkeypatch.setattr(install, "install", lambda _: None)
-    settings = {"kernels": "samebits", "dtype": "bfloat16"}
+    settings = {"kernels": "samebits", "dtype": "bfloat16", "eager": "False", "logprobs": "processed"}
+    settings |= {"max_model_len": "512", "engine": "{'kv_cache_memory_bytes': 1}"}
     held = {"proved": {"rollout": proved.fingerprint("rollout")}, "settings": {"rollout": settings}}
-    held |= {"schema_version": 1, "axes": {"repeat": 32}}
-    path.write_text(json.dumps(held), encoding="utf-8")
+    more = {"schema_version": 1, "axes": {"repeat": 32}}
+    path.write_text(json.dumps(held | more), encoding="utf-8")
     return path
 
 
@@ -64,10 +75,23 @@ def test_the_proved_engine_starts_and_another_one_does_not(lock: Path) -> None:
         load()
 
 
-def test_another_dtype_is_refused(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CONFIG.model_config, "dtype", torch.float16)
-    with pytest.raises(PatchError, match="dtype: proved bfloat16, now float16"):
+def test_other_arguments_are_refused_in_one_error(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[tuple[str, str, object, str]] = [
+        ("model_config", "dtype", torch.float16, "dtype: proved bfloat16, now float16"),
+        ("model_config", "max_model_len", 2048, "max_model_len: proved 512, now 2048"),
+        ("model_config", "enforce_eager", True, "eager: proved False, now True"),
+        ("model_config", "logprobs_mode", "raw_logprobs", "logprobs: proved processed, now raw"),
+        ("model_config", "quantization", "fp8", "quantization: proved without, now fp8"),
+        ("cache_config", "cache_dtype", "fp8", "kv_cache_dtype: proved auto, now fp8"),
+        ("cache_config", "user_specified_block_size", True, "block_size: proved without, now 16"),
+        ("parallel_config", "tensor_parallel_size", 2, "tensor_parallel_size: proved 1, now 2"),
+        ("parallel_config", "pipeline_parallel_size", 2, "pipeline_parallel_size: proved 1, now 2"),
+    ]
+    for section, name, value, _ in changes:
+        monkeypatch.setattr(getattr(CONFIG, section), name, value)
+    with pytest.raises(PatchError) as caught:
         load()
+    assert [said for *_, said in changes if said not in caught.value.reason] == []
 
 
 def test_a_lock_that_is_named_and_not_there_is_an_error(lock: Path) -> None:

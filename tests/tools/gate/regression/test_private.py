@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from samebits.tools.gate.regression import write
 from samebits.tools.job.job import Job
 from samebits.tools.measure.verb import run_measure
+from samebits.tools.schema.experiment import Rollout
 from samebits.tools.schema.requests import MeasureRequest
 
 if TYPE_CHECKING:
@@ -40,6 +42,11 @@ def test_no_file_of_a_gate_holds_a_key(gated: Callable[..., Any], tmp_path: Path
     # The control: what may change bits is in the lock, the report and its page.
     assert files_with(tmp_path, "planted-and-seen") >= {"samebits.lock", "manifest.json", "report.html"}
     assert "samebits.lock" in files_with(tmp_path, "seen-in-the-file")
+
+
+def test_of_the_engines_arguments_the_lock_has_the_numbers_and_no_token() -> None:
+    rollout = Rollout(engine={"max_num_batched_tokens": 8192, "hf_token": "planted", "block_size": 32})
+    assert write._settings(rollout, ("engine",)) == {"engine": "{'max_num_batched_tokens': 8192, 'block_size': 32}"}
 
 
 @pytest.mark.usefixtures("planted")
