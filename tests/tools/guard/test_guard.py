@@ -101,6 +101,11 @@ def test_what_is_not_finite_is_refused_even_when_both_sides_have_it(tmp_path: Pa
     with pytest.raises(UserError, match="1 of 6 valid tokens have a logprob that is NaN or infinite"):
         Guard(tmp_path, on_difference="continue").check(rollout, trainer, mask, 0)
     assert (tmp_path / "difference-1" / "batch.safetensors").is_file()
+    for _ in range(2):
+        with pytest.raises(UserError) as caught:
+            Guard(tmp_path).check(rollout, trainer, mask, 0, prompt_ids=[[1]], sampled_ids=[[1] * 6])
+        assert str(caught.value).lower().count("next:") == 1
+        assert "difference-" in caught.value.reason
     mask[1] = False
     assert Guard(tmp_path).check(rollout, trainer, mask, 0).exact
 
