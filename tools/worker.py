@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.kernels.adapters.setup import machine
+from samebits.tools.job.first import check
 from samebits.tools.job.heartbeat import beat
 from samebits.tools.job.job import Job
 from samebits.tools.job.stopping import Stopped, stop
@@ -29,30 +29,13 @@ if TYPE_CHECKING:
     from samebits.tools.schema.results import Outcome, Result
 
 
-OWN_WORD = ("inspect", "build")
-"""Verbs that say themselves what is lacking: one in its table, one of its own option."""
-
-
-def check_device(request: Request) -> None:
-    """Before anything is loaded.
-
-    Raises:
-        UserError: cuda was asked for, and torch sees none.
-    """
-    asked = getattr(getattr(request, "experiment", request), "device", "auto")
-    if request.kind not in OWN_WORD and asked == "cuda" and machine.device() == "cpu":
-        raise UserError(
-            'device = "cuda"', "torch sees no GPU here", 'set device = "cpu", or run it where torch is a CUDA build'
-        )
-
-
 def run(request: Request, job: Job) -> Result:
     """Dispatch one request to its verb. Imports are late: each verb loads only what it needs.
 
     Raises:
         UserError: what the user gave cannot be run.
     """
-    check_device(request)
+    check(request)
     if request.kind == "inspect":
         from samebits.tools.measure.inspect import run_inspect
 

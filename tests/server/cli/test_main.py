@@ -107,6 +107,7 @@ def test_a_missing_model_folder_is_the_users_error_from_the_worker(tmp_path: Pat
     assert (outcome["state"], outcome["error"]) == ("failed", "user")
     assert "nowhere" in outcome["message"]
     assert not list((tmp_path / "job").glob("*.part"))
+    assert not (tmp_path / "job/sides").exists(), "said before a side was started"
 
 
 def test_cuda_where_torch_sees_none_is_said_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -92,10 +92,10 @@ def test_a_job_that_is_stopped_while_a_side_is_deaf_ends_at_once_with_its_sides(
 def test_a_failed_job_leaves_its_record_its_logs_and_whole_artifacts(
     models: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The rollout is made, then the trainer's weights prove to be cut short."""
+    """The rollout is made, then the trainer's weights prove to be of another size than its config.json says."""
     job, broken = tmp_path / "job", Path(shutil.copytree(models(), tmp_path / "broken"))
-    weights = broken / "model.safetensors"
-    os.truncate(weights, weights.stat().st_size // 2)
+    config = json.loads((broken / "config.json").read_text(encoding="utf-8"))
+    (broken / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 8}), encoding="utf-8")
     asked(
         job,
         "diff",
