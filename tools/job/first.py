@@ -36,9 +36,11 @@ def check(request: Request) -> None:
 
 def models(request: Request) -> Iterator[str]:
     """The model folders that a request will load, where it names them itself."""
-    if request.kind not in ("measure", "capture", "diff", "gate") or getattr(request, "tiny", ""):
+    if request.kind not in ("measure", "capture", "diff", "gate") or (request.kind == "gate" and request.tiny):
         return
-    experiment, only, against = request.experiment, getattr(request, "side", ""), getattr(request, "against", "trainer")
+    experiment = request.experiment
+    only = request.side if request.kind == "capture" else ""
+    against = request.against if request.kind == "diff" else "trainer"
     if experiment.rollout.side in OF_FOLDERS and request.rollout is None and only != "trainer":
         yield experiment.rollout.model
     # The engine against itself needs no trainer.
