@@ -9,6 +9,7 @@ import torch
 from samebits.tools.measure.weights_check import compare_weights
 from samebits.tools.schema.artifacts.weights import SideWeights
 from samebits.tools.sides.scoring.views import weight_view
+from samebits.tools.sides.vllm.push import expected_views, missing
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -81,11 +82,67 @@ def test_a_weight_that_only_the_rollout_side_has_counts() -> None:
     )
 
 
+BIASES: dict[str, torch.Tensor] = {
+    f"model.layers.0.attn.{part}_proj.bias": torch.tensor([value, -0.0, value * 3]).bfloat16()
+    for part, value in (("q", 0.3), ("k", -1.1), ("v", 2e-39))
+}
+"""2e-39 is subnormal."""
+
+
+def merged_bias() -> torch.Tensor:
+    """As vLLM's CPU engine holds it: float32."""
+    return torch.cat(list(BIASES.values())).float()
+
+
+def with_bias(bias: torch.Tensor) -> str:
+    return text(ROLLOUT | {"model.layers.0.attn.qkv_proj.bias": bias}, TRAINER | BIASES)
+
+
+def test_a_merged_bias_that_the_engine_widened_is_equal_and_said_to_be_wider() -> None:
+    assert with_bias(merged_bias()) == (
+        "equal (9 tensors; 3 of them float32 on the rollout side and bfloat16 on the trainer side, with the same "
+        "values)"
+    )
+
+
+def test_a_push_finds_its_biases_in_the_one_that_the_engine_widened_and_no_other_value() -> None:
+    expected = expected_views(BIASES, tied=False)
+    for move, lost in ((0.0, []), (2.0**-20, ["model.layers.0.attn.q_proj.bias"])):
+        bias = merged_bias()
+        bias[0] += move
+        assert missing(expected, side("rollout", {"model.layers.0.attn.qkv_proj.bias": bias})) == lost
+
+
+def test_one_float32_ulp_in_a_widened_bias_names_that_part_alone() -> None:
+    bias = merged_bias()
+    bias[3] = torch.nextafter(bias[3], torch.tensor(9.0))
+    assert with_bias(bias) == (
+        "differ: model.layers.0.attn.k_proj.bias; only on the rollout side: model.layers.0.attn.qkv_proj.bias"
+    )
+
+
+def test_a_zero_of_the_other_sign_in_a_widened_bias_differs() -> None:
+    bias = merged_bias()
+    bias[7] = 0.0
+    assert with_bias(bias).startswith("differ: model.layers.0.attn.v_proj.bias;")
+
+
+def test_a_float32_trainer_of_the_same_values_is_equal_and_said_to_be_wider() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        narrow = {name: tensor.to(dtype) for name, tensor in TRAINER.items()}
+        wide = {name: tensor.float() for name, tensor in narrow.items()}
+        name = str(dtype).removeprefix("torch.")
+        assert text(narrow, wide) == (
+            f"equal (6 tensors; 6 of them {name} on the rollout side and float32 on the trainer side, with the same "
+            "values)"
+        )
+
+
 def test_what_cannot_be_compared_is_not_called_equal() -> None:
-    widened = {name: tensor.float() for name, tensor in TRAINER.items()}
-    found = compare_weights(side("rollout", ROLLOUT), side("trainer", widened))
+    other = {name: tensor.float() * (1 + 2**-20) for name, tensor in TRAINER.items()}
+    found = compare_weights(side("rollout", ROLLOUT), side("trainer", other))
     assert found.equal is None
-    assert "dtypes differ" in found.text
+    assert found.text == "not checked: dtypes differ, rollout bfloat16, trainer float32"
     assert compare_weights(side("rollout", {}), side("trainer", TRAINER)).equal is None
 
 

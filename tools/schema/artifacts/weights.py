@@ -21,6 +21,18 @@ class WeightView(Model):
     """All rows equal or constant (norm of ones, zero bias): its digest identifies nothing."""
     source: str
     """"parameter", or how a packed weight was read back."""
+    narrow: dict[str, tuple[str, ...]] = {}
+    """Of a float32 weight, by "bfloat16" or "float16": the digests of the rows stored in that dtype. A row whose values
+    that dtype cannot hold to the bit has its float32 digest there; a dtype that can hold no row is left out."""
+
+    def forms(self) -> list[tuple[str, tuple[str, ...]]]:
+        """(dtype, digests of the rows) of all dtypes that the same values have: an engine may widen a bias."""
+        return [(self.dtype, self.rows), *self.narrow.items()]
+
+    @property
+    def widened(self) -> bool:
+        """Whether a narrower dtype holds all values to the bit."""
+        return any(not set(rows) & set(self.rows) for rows in self.narrow.values())
 
 
 class ModuleView(Model):

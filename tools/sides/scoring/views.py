@@ -1,4 +1,7 @@
-"""A PyTorch module's weights and modules as samebits writes them down."""
+"""A PyTorch module's weights and modules as samebits writes them down.
+
+Legend: R rows of a weight (its first dimension), C all elements of a row.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ def weight_view(module: str, name: str, weight: torch.Tensor, source: str) -> We
     """One weight of any number of dimensions; its rows are those of the first dimension."""
     from samebits.tools.diff.digest import digest_rows, to_hex
 
-    rows = tuple(to_hex(digest_rows(weight.reshape(len(weight), -1) if weight.dim() else weight.reshape(1, 1))))
+    weight_RC = weight.reshape(len(weight), -1) if weight.dim() else weight.reshape(1, 1)
+    rows = tuple(to_hex(digest_rows(weight_RC)))
     return WeightView(
         module=module,
         name=name,
@@ -34,7 +38,24 @@ def weight_view(module: str, name: str, weight: torch.Tensor, source: str) -> We
         rows=rows,
         trivial=len(set(rows)) <= 1,
         source=source,
+        narrow=_narrow(weight_RC, rows) if weight.dtype == torch.float32 else {},
     )
+
+
+def _narrow(weight_RC: torch.Tensor, rows: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """See WeightView.narrow."""
+    from samebits.tools.diff.digest import digest_rows, to_hex
+
+    found = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        narrow_RC = weight_RC.to(dtype)
+        same_R = (narrow_RC.float().view(torch.int32) == weight_RC.contiguous().view(torch.int32)).all(1).tolist()
+        if any(same_R):
+            digests = to_hex(digest_rows(narrow_RC))
+            found[str(dtype).removeprefix("torch.")] = tuple(
+                digest if same else row for digest, same, row in zip(digests, same_R, rows, strict=True)
+            )
+    return found
 
 
 def module_views(role: str, root: torch.nn.Module, run: Callable[[], object]) -> SideModules:

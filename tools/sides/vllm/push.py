@@ -125,8 +125,10 @@ def missing(expected: list[WeightView], held: SideWeights) -> list[str]:
     """Names of pushed weights that no weight of the same layer holds as consecutive rows."""
     by_key: dict[Any, list[tuple[str, bytes]]] = defaultdict(list)
     for view in held.weights:
-        by_key[_key(view)].append((view.module, bytes.fromhex("".join(view.rows))))
-    return [f"{view.module}.{view.name}" for view in expected if not _held(view, by_key[_key(view)])]
+        # An engine may have widened a weight (a bias on CPU): as the narrower dtype it is what was pushed.
+        for dtype, rows in view.forms():
+            by_key[_key(view, dtype)].append((view.module, bytes.fromhex("".join(rows))))
+    return [f"{view.module}.{view.name}" for view in expected if not _held(view, by_key[_key(view, view.dtype)])]
 
 
 def _held(view: WeightView, candidates: list[tuple[str, bytes]]) -> bool:
@@ -141,6 +143,6 @@ def _held(view: WeightView, candidates: list[tuple[str, bytes]]) -> bool:
     return False
 
 
-def _key(view: WeightView) -> tuple[str, str, tuple[int, ...]]:
+def _key(view: WeightView, dtype: str) -> tuple[str, str, tuple[int, ...]]:
     layer = re.search(r"\d+", view.module)
-    return (layer.group() if layer else "", view.dtype, view.shape[1:])
+    return (layer.group() if layer else "", dtype, view.shape[1:])
