@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def corrections_answer(work: Work, start: Path, begun: float) -> Result:
     """Measure in one child process, write the report."""
-    from samebits.tools.rl.compare import COMPARED
+    from samebits.tools.rl.compare import COMPARED, left_out_in_words
     from samebits.tools.rl.verb import model_in_words
 
     folder = work.child("corrections", "corrections", model=str(start))
@@ -40,11 +40,12 @@ def corrections_answer(work: Work, start: Path, begun: float) -> Result:
     )
     texts = {"report.html": pages.page(report), "corrections.json": text, **pages.plots(report)}
     artifact.write(work.job.folder / "rl", report, texts=texts)
+    left = f"; {left_out_in_words(found.left_out, rl.batches)}" if found.left_out else ""
     rows = tuple(row.model_dump(exclude={"note"}) for row in found.rows)
     return Result(
         verdict="done",
         summary=f"report: {work.job.folder / 'rl' / 'report.html'}",
-        closing=f"verdict: truth exact on {found.truth.tokens} tokens; stock differs at {found.mismatch.nonzero}",
+        closing=f"verdict: truth exact on {found.truth.tokens} tokens; stock differs at {found.mismatch.nonzero}{left}",
         ids={"rl": "rl"},
         rows=rows,
         total=len(rows),

@@ -52,27 +52,34 @@ class Tally:
     kept: list[float] = field(default_factory=list)
     truncated: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    nothing: int = 0
+    """Batches of which the correction left no gradient: they have no cosine."""
 
     def add(self, g_G: torch.Tensor, truth_G: torch.Tensor) -> None:
-        """One batch."""
+        """One batch; its exact gradient is not zero."""
         difference_G = g_G - truth_G
         square, size = _dot(difference_G, difference_G), _dot(truth_G, truth_G) ** 0.5
         own = _dot(g_G, g_G) ** 0.5
-        self.cosine.append(_dot(g_G, truth_G) / (own * size) if own and size else float("nan"))
-        self.relative.append(square**0.5 / size if size else float("nan"))
+        if own:
+            self.cosine.append(_dot(g_G, truth_G) / (own * size))
+        else:
+            self.nothing += 1
+        self.relative.append(square**0.5 / size)
         self.squares += square
         self.difference_G = difference_G if self.difference_G is None else self.difference_G + difference_G
         self.truth_G = truth_G.clone() if self.truth_G is None else self.truth_G + truth_G
 
     def row(self, name: str, note: str = "") -> CorrectionRow:
-        """Over all batches."""
-        count = len(self.cosine)
+        """Over all batches; NaN: the noise of a single one, the cosine where no batch has a gradient."""
+        count = len(self.relative)
         assert self.difference_G is not None
         assert self.truth_G is not None
         total, size = _dot(self.difference_G, self.difference_G), _dot(self.truth_G, self.truth_G) ** 0.5 / count
         bias = total**0.5 / count
         # Squared standard error of the mean difference, summed over its elements.
-        chance = max(0.0, self.squares - total / count) / (count * (count - 1))
+        chance = max(0.0, self.squares - total / count) / (count * (count - 1)) if count > 1 else float("nan")
+        if self.nothing:
+            note += f"{'; ' if note else ''}drops everything in {self.nothing} of {count} batches: no cosine there"
         return CorrectionRow(
             name=name,
             cosine=_mean(self.cosine),
@@ -115,6 +122,8 @@ class Comparison:
     routed: list[tuple[int, int]] = field(default_factory=list)
     """Per batch: token rows times layers at which the stock trainer chooses other experts, and all of them."""
     source: str = ""
+    left_out: int = 0
+    """Batches whose exact gradient is zero: nothing can be measured against it."""
 
     def clock(self) -> float:
         """Seconds: of CPU on a CPU, where other work would be in the time; on CUDA of the device's work."""
@@ -124,9 +133,15 @@ class Comparison:
         return time.monotonic()
 
     def batch(self, drawn: Drawn, batch: Sampled) -> None:
-        """One batch: the truth by the exact trainer, then everything else by the stock one."""
+        """One batch: the truth by the exact trainer, then everything else by the stock one. One without an exact
+        gradient is counted and nothing else.
+        """
         routing = drawn.routing
         truth = self._truth(batch, routing)
+        if not all(bool(truth_G.any()) for truth_G in truth.values()):
+            self.left_out += 1
+            return
+        self._again(batch, truth["none"])
         self.policy.unpatch()
         for name in corrections.NAMES:
             self._one(name, batch, name, truth["flash" if name == "flash" else "none"], nullcontext)
@@ -137,6 +152,9 @@ class Comparison:
             self._one("r3", batch, "none", truth["none"], again)
             self._one("r3+tis", batch, "tis", truth["none"], again)
         self.policy.patch(self.kernels)
+        if routing is not None:
+            self.routed.append(_other_experts(self.own_experts, routing.id_MLR))
+            self.source = routing.source
 
     def _truth(self, batch: Sampled, routing: Routing | None) -> dict[str, torch.Tensor]:
         """The exact gradient of both losses; checks that the exact trainer has the rollout's bits and experts.
@@ -157,8 +175,7 @@ class Comparison:
                 raise UserError(
                     "the exact trainer", f"chooses other experts at {other} of {total} places", "report this model"
                 )
-        self.exact.append(exact_N)
-        self.reported.append(batch.data.logprob_N)
+        self.exact_N = exact_N
         truth = {}
         for name in ("none", "flash"):
             weights, _ = learn(self.policy, batch, exact_N, self.settings.model_copy(update={"correction": name}))
@@ -166,15 +183,20 @@ class Comparison:
             assert weights.mean == weights.kept == 1.0, f"{name} is not the identity on exact logprobs"
             truth[name] = self.policy.flat_gradient()
             if name == "none":
-                took = self.clock() - begun
+                self.took = self.clock() - begun
+        return truth
+
+    def _again(self, batch: Sampled, truth_G: torch.Tensor) -> None:
+        """The exact trainer a second time, and the logprobs of a batch that counts."""
+        self.exact.append(self.exact_N)
+        self.reported.append(batch.data.logprob_N)
         again = self.tallies.setdefault("exact trainer", Tally())
-        learn(self.policy, batch, exact_N, self.settings.model_copy(update={"correction": "none"}))
-        again.add(self.policy.flat_gradient(), truth["none"])
-        again.seconds.append(took)
+        learn(self.policy, batch, self.exact_N, self.settings.model_copy(update={"correction": "none"}))
+        again.add(self.policy.flat_gradient(), truth_G)
+        again.seconds.append(self.took)
         again.k3.append(0.0)
         again.kept.append(1.0)
         again.truncated.append(0.0)
-        return truth
 
     def _one(
         self,
@@ -208,6 +230,9 @@ class Comparison:
 
     own_experts: list[list[torch.Tensor]] = field(default_factory=list)
     """What the stock trainer chose in the last batch."""
+    exact_N: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    """Logprobs of the exact trainer in the last batch, and the seconds that they and their gradient took."""
+    took: float = 0.0
 
 
 def _other_experts(notes: list[list[torch.Tensor]], id_MLR: torch.Tensor) -> tuple[int, int]:
@@ -248,9 +273,6 @@ def compare(plan: Plan, job: Job) -> None:
         seeds = sampling_seeds(len(prompts), experiment.workload.seed, "compare", number)
         drawn = _sample_timed(found, prompts, seeds, task.new_tokens, experiment.workload.temperature, routed)
         found.batch(drawn, rewarded(drawn, task))
-        if drawn.routing is not None:
-            found.routed.append(_other_experts(found.own_experts, drawn.routing.id_MLR))
-            found.source = drawn.routing.source
         job.emit("corrections", "gradients of every correction", number + 1, settings.batches)
     (Path(plan.folder) / COMPARED).write_text(_compared(found).model_dump_json(indent=1), encoding="utf-8")
 
@@ -279,6 +301,16 @@ def _sample_timed(
 
 
 def _compared(found: Comparison) -> Compared:
+    """Raises UserError where no batch has an exact gradient."""
+    settings, count = found.settings, len(found.exact)
+    if not count:
+        raise UserError(
+            f"all {found.left_out} batches of {settings.prompts} prompts x {settings.group} answers",
+            "have an exact gradient of zero, so that nothing can be measured: all answers to a prompt have the same "
+            "reward",
+            f"raise [rl] prompts or group, or give another [rl] warmup_steps (here {settings.warmup_steps}), so that "
+            "some answers are better than others",
+        )
     reported_N, exact_N, stock_N = (torch.cat(parts) for parts in (found.reported, found.exact, found.stock))
     valid_N = torch.ones(len(reported_N), dtype=torch.bool)
     extra = _median(found.sampling["more"]) - _median(found.sampling["plain"])
@@ -290,6 +322,12 @@ def _compared(found: Comparison) -> Compared:
         "r3": "routing replayed, no weights",
     }
     said = [f"rollouts with more logprobs{' and routing' if found.routed else ''}: {extra:+.3f} s per batch (median)"]
+    if found.left_out:
+        said.insert(
+            0, f"{left_out_in_words(found.left_out, found.left_out + count)}; every row is about the other {count}"
+        )
+    if count == 1:
+        said.insert(0, "one batch alone: how much of the bias is chance cannot be told")
     if found.routed:
         other, total = (sum(pair[k] for pair in found.routed) for k in (0, 1))
         said.append(f"stock router: other experts at {other} of {total} places (token rows times layers)")
@@ -299,4 +337,13 @@ def _compared(found: Comparison) -> Compared:
         mismatch=stats(reported_N, stock_N, valid_N),
         truth=stats(reported_N, exact_N, valid_N),
         notes=tuple(said),
+        left_out=found.left_out,
+    )
+
+
+def left_out_in_words(left_out: int, batches: int) -> str:
+    """What a report says of batches without an exact gradient."""
+    return (
+        f"{left_out} of {batches} batches left out: their exact gradient is zero (all answers to a prompt have the "
+        "same reward)"
     )

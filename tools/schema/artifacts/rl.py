@@ -67,7 +67,8 @@ class CorrectionRow(Model):
 
     name: str
     cosine: float
-    """Mean over batches of the cosine with the exact gradient of the same batch."""
+    """Mean over batches of the cosine with the exact gradient of the same batch; where a correction drops everything
+    there is none."""
     relative: float
     """Mean over batches of |g - g*| / |g*|."""
     bias: float
@@ -93,6 +94,8 @@ class Compared(Model):
     truth: GapStats
     """Exact trainer against the same rollouts."""
     notes: tuple[str, ...]
+    left_out: int = 0
+    """Batches that none of this is about: their exact gradient is zero (all answers to a prompt have one reward)."""
 
 
 class RlReport(Manifest):
