@@ -100,7 +100,7 @@ class Loop:
         Raises:
             NotExact: exact arm: a token differs; nothing was updated.
             UserError: no valid token, a logprob that is not finite, a sequence the trainer cannot take, weights that
-                did not arrive.
+                are not finite any more or did not arrive.
         """
         clock = Clock()
         while len(self.waiting) <= self.lag:
@@ -116,7 +116,7 @@ class Loop:
             trainer_N = self.policy.recompute(old.data)
         weights, loss = learn(self.policy, old, trainer_N, self.settings)
         staleness = stats(old.data.logprob_N, trainer_N, old.data.valid_N)
-        norm = self.policy.update()
+        norm = self.policy.update(f"update {self.step + 1}")
         clock.lap("update")
         self._push()
         clock.lap("push")

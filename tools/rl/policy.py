@@ -17,6 +17,7 @@ from samebits.kernels.adapters.transformers.checkpoint import checkpoint_tensors
 from samebits.kernels.api import patch_trainer
 from samebits.tools.diff.digest import digest_rows
 from samebits.tools.rl import centering
+from samebits.tools.schema.errors import UserError
 from samebits.tools.schema.passes import Open
 from samebits.tools.sides.scoring.batches import cut
 from samebits.tools.sides.scoring.logprob import Processing
@@ -141,14 +142,34 @@ class Policy:
             ]
         )
 
-    def update(self) -> float:
-        """One AdamW step, the gradient scaled down to the norm `clip` where it is longer; returns its own norm."""
+    def update(self, name: str = "an update", rate: str = "rate") -> float:
+        """One AdamW step, the gradient scaled down to the norm `clip` where it is longer; returns its own norm.
+
+        Args:
+            name: of this update, and `rate` the setting of [rl] that holds its learning rate: for the message.
+
+        Raises:
+            UserError: the gradient is not finite (nothing was updated), or the weights are not any more.
+        """
         norm = self.norm()
+        lower = (
+            f"lower [rl] {rate} (here {self.optimizer.param_groups[0]['lr']:g}) and start again: a resumed run has the "
+            "same settings, so it comes to the same weights"
+        )
+        if not math.isfinite(norm):
+            raise UserError(f"the gradient of {name}", f"not finite (its norm is {norm})", lower)
         factor = min(1.0, self.clip / norm) if norm > 0 else 1.0
         for own, parameter in zip(self.master, self.parameters, strict=True):
             own.grad = None if parameter.grad is None else parameter.grad.float() * factor
         self.optimizer.step()
         self._publish()
+        fine = torch.stack([parameter.detach().isfinite().all() for parameter in self.parameters])
+        if not bool(fine.all()):
+            raise UserError(
+                "the weights",
+                f"not finite after {name}: {int((~fine).sum())} of {len(fine)} hold NaN or infinity",
+                lower,
+            )
         return norm
 
     def _publish(self) -> None:

@@ -97,7 +97,7 @@ def supervised_step(policy: Policy, task: Sort, seed: int, step: int) -> float:
     data = right_answers(task, prompts)
     count = len(data.logprob_N)
     loss = policy.gradient(data, torch.full((count,), 1.0 / count))
-    policy.update()
+    policy.update(f"supervised update {step + 1}", "warmup_rate")
     return loss
 
 

@@ -25,6 +25,18 @@ def _known(whole: tuple[str, ...], beginnings: tuple[str, ...]) -> AfterValidato
     return AfterValidator(check)
 
 
+def _band(band: tuple[float, float]) -> tuple[float, float]:
+    if not 0 <= band[0] <= band[1]:
+        raise PydanticCustomError("band", "Input should be [low, high] with 0 <= low <= high")
+    return band
+
+
+Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Limit = Annotated[float, Field(gt=0)]
+"""Infinity: nothing reaches it."""
+Band = Annotated[tuple[float, float], AfterValidator(_band)]
+
+
 class Rollout(Model):
     """The side that generates the tokens and reports their logprobs."""
 
@@ -142,7 +154,7 @@ class Rl(Model):
     """Its size: 4 layers of 256, or those of Qwen3-0.6B and Qwen3-1.7B."""
     warmup_steps: int = Field(default=60, ge=0)
     """Supervised updates on right answers before the loop, so that reward can move."""
-    warmup_rate: float = Field(default=1e-3, gt=0)
+    warmup_rate: Rate = 1e-3
     steps: int = Field(default=100, ge=1)
     """Updates of the loop."""
     prompts: int = Field(default=8, ge=1)
@@ -151,21 +163,21 @@ class Rl(Model):
     """Answers per prompt; the baseline of an answer is the mean reward of its group."""
     scale_by_std: bool = False
     """GRPO's division of the advantage by the group's standard deviation."""
-    rate: float = Field(default=1e-4, gt=0)
+    rate: Rate = 1e-4
     """Learning rate of AdamW (float32 master weights, no weight decay)."""
-    clip: float = Field(default=1.0, gt=0)
-    """Largest norm of the gradient; larger ones are scaled down."""
+    clip: Limit = 1.0
+    """Largest norm of the gradient; larger ones are scaled down. inf: none is."""
     lag: int = Field(default=0, ge=0)
     """Updates between sampling a batch and training on it."""
     correction: Correction = "none"
     """Importance weights of the loss."""
-    cap: float = Field(default=2.0, gt=0)
+    cap: Limit = 2.0
     """tis: largest ratio."""
-    band: tuple[float, float] = (0.5, 2.0)
+    band: Band = (0.5, 2.0)
     """mis, icepop: ratios of a token outside are dropped."""
-    geometric_band: tuple[float, float] = (0.99, 1.01)
+    geometric_band: Band = (0.99, 1.01)
     """geometric: sequences whose geometric mean ratio lies outside are dropped."""
-    delta: float = Field(default=3e-3, gt=0)
+    delta: Limit = 3e-3
     """flash: sequences whose mean binary KL is above are dropped."""
     top: int = Field(default=32, ge=1)
     """centering: tokens per position whose logprobs the engine returns."""

@@ -180,3 +180,25 @@ def test_a_model_without_room_for_the_task_is_refused(load: Callable[..., Policy
     other.eos_token_id = 5
     with pytest.raises(UserError, match="another one for the end"):
         start.task_of(Rl(), other)
+
+
+def test_weights_that_are_not_finite_any_more_are_named_with_the_update(load: Callable[..., Policy]) -> None:
+    policy = load("bfloat16")
+    policy.gradient(BATCH, torch.ones(8))
+    policy.master[0].fill_(3.4e38)  # a float32, beyond every bfloat16
+    with pytest.raises(UserError, match=r"the weights: not finite after update 3: 1 of \d+ hold NaN") as caught:
+        policy.update("update 3")
+    assert "lower [rl] rate (here 0.001)" in caught.value.next_step
+
+
+def test_a_gradient_that_is_not_finite_updates_nothing(load: Callable[..., Policy]) -> None:
+    policy = load()
+    policy.gradient(BATCH, torch.ones(8))
+    before = policy.digest()
+    first = policy.parameters[0].grad
+    assert first is not None
+    first[0, 0] = torch.nan
+    with pytest.raises(UserError, match=r"the gradient of supervised update 1: not finite \(its norm is nan\)") as said:
+        policy.update("supervised update 1", "warmup_rate")
+    assert "lower [rl] warmup_rate (here 0.001)" in said.value.next_step
+    assert policy.digest() == before

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from samebits.tools.job.job import Job
 from samebits.tools.rl import verb
@@ -14,7 +16,7 @@ from samebits.tools.rl.child import ENDED, LOOP
 from samebits.tools.schema.artifacts.gap import GapStats
 from samebits.tools.schema.artifacts.rl import Broken, Done, Ended, Refused, Run, StepLine
 from samebits.tools.schema.errors import UserError
-from samebits.tools.schema.experiment import Experiment
+from samebits.tools.schema.experiment import Experiment, Rl
 from samebits.tools.schema.requests import RlRequest
 from samebits.tools.sides.session import SideDied
 
@@ -43,6 +45,33 @@ def test_bad_input_starts_nothing(tmp_path: Path, asked: RlRequest, said: str) -
     with pytest.raises(UserError, match=said):
         verb.run_rl(asked, Job(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("rate", math.inf, "finite number"),
+        ("rate", math.nan, "finite number"),
+        ("rate", 1e7, "less than or equal to 1000000"),
+        ("warmup_rate", math.inf, "finite number"),
+        ("warmup_rate", math.nan, "finite number"),
+        ("clip", math.nan, "greater than 0"),
+        ("cap", math.nan, "greater than 0"),
+        ("delta", math.nan, "greater than 0"),
+        ("band", (2.0, 0.5), "0 <= low <= high"),
+        ("band", (math.nan, 2.0), "0 <= low <= high"),
+        ("geometric_band", (1.01, 0.99), "0 <= low <= high"),
+        ("geometric_band", (-0.5, 1.0), "0 <= low <= high"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused_by_the_schema(name: str, value: Any, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Rl.model_validate({name: value})
+
+
+def test_a_limit_that_nothing_reaches_is_a_setting_and_survives_the_way_to_the_child() -> None:
+    given = Rl(clip=math.inf, cap=math.inf, delta=math.inf, band=(0.0, math.inf))
+    assert Rl.model_validate_json(given.model_dump_json()) == given
 
 
 def test_a_small_model_may_be_compared_and_a_large_folder_not(tmp_path: Path) -> None:
