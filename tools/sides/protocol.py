@@ -53,6 +53,15 @@ class RolloutData:
     top_k: int = 0
     logprobs: str = "processed"
     weight_version: int = 0
+    source: str = ""
+    """Of rows of a file: "PATH line" or "PATH row", and `lines`: the number of each sequence."""
+    lines: list[int] = field(default_factory=list)
+
+    def refused(self, i: int, reason: str, generated: str) -> UserError:
+        """What is wrong with sequence i; `generated` is the next step where no file of rows holds it."""
+        if self.lines:
+            return UserError(f"{self.source} {self.lines[i]}", reason, "correct the row, or take it out of the file")
+        return UserError(f"sequence {i} of the rollout", reason, generated)
 
 
 @dataclass(slots=True)

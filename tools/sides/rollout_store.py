@@ -43,6 +43,8 @@ def write(
         "logprob": data.logprob_N,
         "valid": data.valid_N,
     }
+    if data.lines:
+        tensors["lines"] = torch.tensor(data.lines, dtype=torch.int64)
     manifest = RolloutManifest(
         sequences=len(data.sequences),
         tokens=len(sampled_N),
@@ -52,6 +54,7 @@ def write(
         logprobs=cast("Literal['raw', 'processed', 'unknown']", data.logprobs),
         weight_version=data.weight_version,
         side=side,
+        source=data.source,
         origin=origin,
         notes=notes,
         environment=environment(),
@@ -82,6 +85,8 @@ def read(folder: Path) -> RolloutData:
         manifest.top_k,
         manifest.logprobs,
         manifest.weight_version,
+        manifest.source,
+        stored["lines"].tolist() if "lines" in stored else [],
     )
 
 

@@ -33,6 +33,9 @@ FIELDS = {
 }
 NEEDED = ("prompt_ids", "sampled_ids", "logprobs")
 LARGEST_ID = 2**31 - 1
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+SHOWN = 60
+"""Characters of a value in a message."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,8 +63,12 @@ def read_rows(path: Path) -> RolloutData:
     sequences: list[Sequence] = []
     logprobs: list[float] = []
     valid: list[bool] = []
+    lines: list[int] = []
     first: tuple[Sampling, str] | None = None
-    for where, row in _rows(path):
+    unit = f"{path} {'row' if path.suffix == '.parquet' else 'line'}"
+    for number, row in _rows(path):
+        where = f"{unit} {number}"
+        lines.append(number)
         unknown = sorted(set(row) - FIELDS)
         if unknown:
             raise _bad(where, unknown[0], f"no such field; known are {', '.join(sorted(FIELDS))}")
@@ -89,14 +96,23 @@ def read_rows(path: Path) -> RolloutData:
         known.top_k,
         known.logprobs_mode,
         known.weight_version,
+        unit,
+        lines,
     )
+
+
+def _short(value: object) -> str:
+    """As Python writes it, cut."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}...({len(text)} characters)"
 
 
 def _bad(where: str, name: str, reason: str) -> UserError:
     return UserError(f"{where}, field {name!r}", reason, f"correct it; {DOC}")
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each row with the number of its line (of its row, in parquet), from 1."""
     if not path.is_file():
         raise UserError(str(path), "no such file", f"give a .jsonl or .parquet file of rollout rows; {DOC}")
     if path.suffix == ".parquet":
@@ -116,14 +132,18 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     row = json.loads(line)
                 except ValueError as error:
                     raise UserError(where, f"not JSON ({error})", f"write one JSON object per line; {DOC}") from error
+                except RecursionError as error:
+                    raise UserError(
+                        where, "not a row (lists in lists without end)", f"write one JSON object per line; {DOC}"
+                    ) from error
                 if not isinstance(row, dict):
                     raise UserError(where, "not a JSON object", f"write one JSON object per line; {DOC}")
-                yield where, row
+                yield number, row
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(str(path), f"cannot be read ({error})", f"give a UTF-8 JSONL file; {DOC}") from error
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -135,7 +155,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for row in batch.to_pylist():
                 number += 1
                 # A null cell is a field that is not given.
-                yield f"{path} row {number}", {key: value for key, value in row.items() if value is not None}
+                yield number, {key: value for key, value in row.items() if value is not None}
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(str(path), f"not a readable parquet file ({error})", f"write it again; {DOC}") from error
 
@@ -146,7 +166,7 @@ def _ids(where: str, row: dict[str, Any], name: str) -> list[int]:
         raise _bad(where, name, f"a list of token ids is expected, not {type(value).__name__}")
     for k, token in enumerate(value):
         if type(token) is not int or not 0 <= token <= LARGEST_ID:
-            raise _bad(where, name, f"entry {k} is {token!r}, not a token id")
+            raise _bad(where, name, f"entry {k} is {_short(token)}, not a token id")
     return value
 
 
@@ -158,12 +178,14 @@ def _numbers(where: str, row: dict[str, Any], count: int) -> list[float]:
         raise _bad(where, "logprobs", f"{len(value)} values for {count} sampled tokens")
     for k, number in enumerate(value):
         if type(number) not in (float, int):
-            raise _bad(where, "logprobs", f"entry {k} is {number!r}, not a number")
-        if number > 0 and math.isfinite(number):
+            raise _bad(where, "logprobs", f"entry {k} is {_short(number)}, not a number")
+        if LARGEST_FLOAT32 < abs(number) < math.inf:
+            raise _bad(where, "logprobs", f"entry {k} is {_short(number)}, beyond every float32: logprobs are float32")
+        if 0 < number < math.inf:
             raise _bad(
                 where,
                 "logprobs",
-                f"entry {k} is {number!r}: a logprob is never above 0 (probabilities, or a negated loss?)",
+                f"entry {k} is {_short(number)}: a logprob is never above 0 (probabilities, or a negated loss?)",
             )
     return [float(number) for number in value]
 
@@ -175,32 +197,29 @@ def _mask(where: str, row: dict[str, Any], count: int) -> list[bool]:
         raise _bad(where, "mask", f"one 0 or 1 per sampled token is expected ({count}), not {shape}")
     for k, flag in enumerate(value):
         if not (isinstance(flag, bool) or (type(flag) is int and flag in (0, 1))):
-            raise _bad(where, "mask", f"entry {k} is {flag!r}, neither 0 nor 1")
+            raise _bad(where, "mask", f"entry {k} is {_short(flag)}, neither 0 nor 1")
     return [bool(flag) for flag in value]
 
 
 def _sampling(where: str, row: dict[str, Any]) -> Sampling:
     def number(name: str, default: float, low: float, high: float, open_low: bool = False) -> float:
         value = row.get(name, default)
-        fine = (
-            type(value) in (int, float)
-            and math.isfinite(value)
-            and low <= value <= high
-            and not (open_low and value == low)
-        )
+        fine = type(value) in (int, float) and low <= value <= high and not (open_low and value == low)
         if not fine:
-            raise _bad(where, name, f"{value!r} is not a number {'above' if open_low else 'from'} {low:g} to {high:g}")
+            raise _bad(
+                where, name, f"{_short(value)} is not a number {'above' if open_low else 'from'} {low:g} to {high:g}"
+            )
         return float(value)
 
     def whole(name: str) -> int:
         value = row.get(name, 0)
-        if type(value) is not int or value < -1:
-            raise _bad(where, name, f"{value!r} is not a whole number of at least 0")
+        if type(value) is not int or not -1 <= value < 2**63:
+            raise _bad(where, name, f"{_short(value)} is not a whole number of at least 0 (and below 2**63)")
         return max(value, 0)
 
     mode = row.get("logprobs_mode", "processed")
     if mode not in ("raw", "processed"):
-        raise _bad(where, "logprobs_mode", f'{mode!r} is neither "raw" nor "processed"')
+        raise _bad(where, "logprobs_mode", f'{_short(mode)} is neither "raw" nor "processed"')
     temperature = number("temperature", 1.0, 0.0, 100.0)
     return Sampling(
         temperature, number("top_p", 1.0, 0.0, 1.0, open_low=True), whole("top_k"), whole("weight_version"), mode

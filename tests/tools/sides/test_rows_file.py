@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from samebits.tools.schema.errors import UserError
+from samebits.tools.sides import rollout_store
 from samebits.tools.sides.rows_file import read_rows
+from samebits.tools.sides.scoring.torch_side import TorchSide
 
 DOC = Path(__file__).parents[3] / "docs" / "bring-your-rollout.md"
 GOOD: dict[str, Any] = {"prompt_ids": [3, 4], "sampled_ids": [5, 6], "logprobs": [-1.25, -0.1]}
@@ -67,10 +69,19 @@ def test_values_that_are_not_finite_are_kept(tmp_path: Path) -> None:
         ({"logprobs": [-1.0, None]}, "logprobs", "entry 1"),
         ({"logprobs": [-1.0, "-2"]}, "logprobs", "entry 1"),
         ({"logprobs": [-1.0, 0.4]}, "logprobs", "never above 0"),
+        ({"logprobs": [-1.0, -1e300]}, "logprobs", "entry 1 is -1e+300, beyond every float32"),
+        ({"logprobs": [-1.0, -3.41e38]}, "logprobs", "beyond every float32"),
+        ({"logprobs": [-1.0, -(10**400)]}, "logprobs", "entry 1 is -10000"),
+        ({"logprobs": [10**400, -1.0]}, "logprobs", "entry 0 is 10000"),
         ({"mask": [1]}, "mask", "1 entries"),
         ({"mask": [1, 2]}, "mask", "entry 1"),
         ({"temperature": -1}, "temperature", "-1"),
         ({"temperature": "1"}, "temperature", "'1'"),
+        ({"temperature": 10**400}, "temperature", "(401 characters) is not a number from 0 to 100"),
+        ({"temperature": math.nan}, "temperature", "nan is not a number from 0 to 100"),
+        ({"top_p": 10**400}, "top_p", "(401 characters)"),
+        ({"top_k": 2**63}, "top_k", "below 2**63"),
+        ({"weight_version": 10**400}, "weight_version", "(401 characters)"),
         ({"top_p": 0}, "top_p", "0"),
         ({"top_p": 1.5}, "top_p", "1.5"),
         ({"top_k": 2.5}, "top_k", "2.5"),
@@ -108,6 +119,8 @@ def test_settings_that_change_inside_a_file_are_refused(name: str, tmp_path: Pat
         ("rows.jsonl", "", "no rows"),
         ("rows.jsonl", "{not json", "line 1: not JSON"),
         ("rows.jsonl", "[1]", "line 1: not a JSON object"),
+        ("rows.jsonl", "[" * 200_000, "line 1: not a row"),
+        ("rows.jsonl", '{"logprobs": [' + "9" * 5000 + "]}", "line 1: not JSON"),
         ("rows.csv", "a,b", "neither"),
         ("rows.parquet", "no parquet", "not a readable parquet"),
     ],
@@ -115,6 +128,54 @@ def test_settings_that_change_inside_a_file_are_refused(name: str, tmp_path: Pat
 def test_a_file_that_is_no_rollout_is_refused(name: str, text: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=reason):
         read_rows(written(tmp_path, text, name=name))
+
+
+def test_a_message_does_not_repeat_a_whole_number_of_400_digits(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        read_rows(written(tmp_path, GOOD | {"temperature": 10**400}))
+    assert len(caught.value.reason) < 120
+
+
+def test_the_largest_float32_is_a_logprob(tmp_path: Path) -> None:
+    least = torch.finfo(torch.float32).min
+    assert float(read_rows(written(tmp_path, GOOD | {"logprobs": [least, -1.0]})).logprob_N[0]) == least
+
+
+class Small(TorchSide):
+    """A side of 8 positions and 16 tokens that is asked for its limits alone."""
+
+    role, limit, vocabulary = "trainer", 8, 16
+
+    def __init__(self) -> None: ...
+
+    def describe(self) -> Any: ...
+
+    def logits(self, batch: Any) -> Any: ...
+
+    def save(self, path: Path) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"sampled_ids": [5, 300]}, "token id 300, the trainer side's vocabulary has 16"),
+        ({"prompt_ids": [3] * 7}, "9 tokens, the trainer side's model takes 8"),
+    ],
+)
+def test_a_row_that_the_model_cannot_take_is_named_by_its_line(
+    change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, GOOD, "", GOOD | change)
+    rollout_store.write(tmp_path / "rollout", read_rows(path), side=str(path))
+    with pytest.raises(UserError) as caught:
+        Small().check(rollout_store.read(tmp_path / "rollout"))
+    assert caught.value.thing == f"{path} line 3"
+    assert caught.value.reason == reason
+    assert caught.value.next_step == "correct the row, or take it out of the file"
+    made = read_rows(path)
+    made.lines = []
+    with pytest.raises(UserError, match="sequence 1 of the rollout"):
+        Small().check(made)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -95,15 +95,15 @@ class TorchSide(Side):
         for i, sequence in enumerate(data.sequences):
             length = len(sequence.prompt) + len(sequence.sampled)
             if self.limit is not None and length > self.limit:
-                raise UserError(
-                    f"sequence {i} of the rollout",
+                raise data.refused(
+                    i,
                     f"{length} tokens, the {self.role} side's model takes {self.limit}",
                     "shorten workload.prompt_tokens or workload.new_tokens, or drop the sequence",
                 )
             worst = max((*sequence.prompt, *sequence.sampled), default=0)
             if self.vocabulary is not None and worst >= self.vocabulary:
-                raise UserError(
-                    f"sequence {i} of the rollout",
+                raise data.refused(
+                    i,
                     f"token id {worst}, the {self.role} side's vocabulary has {self.vocabulary}",
                     "use a rollout of the same model and tokenizer",
                 )
