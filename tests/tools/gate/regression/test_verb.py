@@ -244,7 +244,7 @@ def test_a_rollout_beyond_the_trainers_limit_is_named_and_no_verdict_is_made(
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt_ids": [1] * 70, "sampled_ids": [3], "logprobs": [-1.0]}))
-    with pytest.raises(UserError, match="sequence 0 of the rollout: 71 tokens, the trainer side's model takes 64"):
+    with pytest.raises(UserError, match=r"rows\.jsonl line 1: 71 tokens, the trainer side's model takes 64"):
         gated(rollout={"side": f"file:{rows}"}, axes=("trainer_rollout",))
     assert not (tmp_path / "gate").exists()
 
