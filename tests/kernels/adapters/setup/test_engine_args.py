@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.adapters.setup import engine_args, proved, settings
@@ -115,6 +116,10 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
     monkeypatch.delenv(proved.ALLOW, raising=False)
     monkeypatch.setattr(settings, "check_plugin", lambda _: None)
+    # With AMX switched off these say that there is none, in the whole process: later tests must ask the CPU again.
+    for name in ("_is_amx_tile_supported", "_is_amx_fp16_supported"):
+        if hasattr(torch.cpu, name):
+            monkeypatch.setattr(torch.cpu, name, getattr(torch.cpu, name))
     found = settings.find("cpu", "vllm")[2]
     for name, value in (dict(found.variables) | dict(found.usual)).items():
         monkeypatch.setenv(name, value)
