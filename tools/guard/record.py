@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from samebits.tools.schema.base import Model
+from samebits.tools.schema.artifacts.gap import GapStats
 from samebits.tools.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LINES = "guard.jsonl"
 
 
-class Line(Model):
+class Line(GapStats):
     """One line of guard.jsonl: the figures of one batch."""
 
     time: float
@@ -28,13 +28,6 @@ class Line(Model):
     call: int
     """From 1, counted by this Guard."""
     weight_version: int
-    tokens: int
-    nonzero: int
-    nonfinite: int
-    max: float
-    mean: float
-    std: float
-    k3: float
     stored: str = ""
     """Where the batch was stored, when it was."""
 
