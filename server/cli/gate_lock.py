@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from samebits.server.cli import whole
 from samebits.tools.schema.artifacts.regression import Lock
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ def put(made: Path, target: Path) -> str:
             same set-up.
     """
     if not target.is_file():
-        shutil.copyfile(made, target)
+        whole.write(target, made.read_text(encoding="utf-8"))
         return ""
     new = Lock.model_validate_json(made.read_bytes())
     try:
         old = Lock.model_validate_json(target.read_bytes())
     except ValidationError:
-        shutil.copyfile(made, target)
+        whole.write(target, made.read_text(encoding="utf-8"))
         return f"{target.name} replaced: what was there is no lock of this version."
     changed = _changed(old, new)
     axes = [name for name in old.axes if name not in new.axes]
@@ -39,7 +39,7 @@ def put(made: Path, target: Path) -> str:
             f"{target.name} left as it is: it also proves {', '.join(lost)}, which this gate does not. Both in one: "
             f"{more if axes else 'the gate without --rollout'}; this one alone: remove the file first."
         )
-    shutil.copyfile(made, target)
+    whole.write(target, made.read_text(encoding="utf-8"))
     if not changed:
         return ""
     gone = f"; no longer in it: {', '.join(lost)}" if lost else ""

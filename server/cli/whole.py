@@ -17,6 +17,7 @@ def write(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():  # a pipe or /dev/stdout
         path.write_text(text, encoding="utf-8")
         return
+    path = path.resolve()  # a link stays one, as with an ordinary write
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_text(text, encoding="utf-8")

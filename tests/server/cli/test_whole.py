@@ -17,6 +17,14 @@ def test_a_file_is_written(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for text in ("text", "other"):
+        whole.write(tmp_path / "link", text)
+        assert (tmp_path / "a").read_text() == text
+    assert (tmp_path / "link").is_symlink()
+
+
 def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole.write(tmp_path / "a", "text")
     real = Path.write_text
