@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import time
 import traceback
@@ -56,7 +57,8 @@ class Child:
         self.count = 0
 
     def generate(self, prompts: dict[str, int], new_tokens: int, concurrency: int, **how: Any) -> dict[str, Any]:
-        """Run all prompts, at most `concurrency` in flight; seconds and sampled tokens."""
+        """Run all prompts, at most `concurrency` in flight; seconds, sampled tokens, and the median and the longest
+        step in ms."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -72,6 +74,7 @@ class Child:
         engine, waiting, running, tokens = self.llm.llm_engine, deque(prompts_of(**prompts)), 0, 0
         by_name: dict[str, list[int]] = {}
         finished: list[Any] = []
+        steps: list[float] = []
         begun = time.perf_counter()
         while waiting or running:
             while waiting and running < concurrency:
@@ -80,7 +83,10 @@ class Child:
                 running += 1
                 by_name[name] = prompt
                 engine.add_request(name, {"prompt_token_ids": prompt}, params)
-            for output in engine.step():
+            before = time.perf_counter()
+            outputs = engine.step()
+            steps.append(time.perf_counter() - before)
+            for output in outputs:
                 if not output.finished:
                     continue
                 running -= 1
@@ -90,7 +96,8 @@ class Child:
         # Not before: what one arm keeps must not cost it time.
         if keep:
             self.kept += [_row(by_name[output.request_id], output.outputs[0], temperature) for output in finished]
-        return {"seconds": seconds, "tokens": tokens}
+        middle, most = (round(1e3 * of(steps), 3) for of in (statistics.median, max))
+        return {"seconds": seconds, "tokens": tokens, "median_step_ms": middle, "longest_step_ms": most}
 
     def save(self, path: str) -> dict[str, Any]:
         """Everything kept so far, into a file."""

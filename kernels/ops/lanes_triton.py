@@ -17,6 +17,17 @@ def halve(x, A: tl.constexpr, B: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
+def halve_pairs(x, A: tl.constexpr, N: tl.constexpr):
+    """Fold the last dim by halves: [A * N] of any shape -> [A]. As `halve`, for elements that lie in different threads:
+    a sum of two has one order and is a shuffle, where a split would first move the tile through shared memory.
+    """
+    if N > 1:
+        return halve_pairs(tl.sum(tl.reshape(x, (A, 2, N // 2)), axis=1), A, N // 2)
+    else:
+        return tl.reshape(x, (A,))
+
+
+@triton.jit
 def lane_sum(partial, R: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr):
     """Steps 2 to 4 of the lane sum: [R, LANES * UNIT] -> [R].
 

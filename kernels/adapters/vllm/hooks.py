@@ -64,6 +64,7 @@ CPU: Hooks = {
     ),
 }
 CUDA: Hooks = {
+    ("vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model"): ("self",),
     ("vllm.v1.attention.backends.flash_attn", "FlashAttentionImpl.forward"): _ATTENTION,
     ("vllm.v1.attention.backends.flash_attn", "FlashAttentionImpl.do_kv_cache_update"): (
         "self",

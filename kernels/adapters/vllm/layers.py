@@ -21,7 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.models.qwen3 import Qwen3Attention
 
 from samebits.kernels.ops.embedding.op import embedding
-from samebits.kernels.ops.linear.op import linear, linear_float32
+from samebits.kernels.ops.linear.op import direct, linear, linear_float32
 from samebits.kernels.ops.normed_rotary.op import normed_rotary
 from samebits.kernels.ops.rms_norm.op import rms_norm
 from samebits.kernels.ops.rotary.op import rotary
@@ -79,7 +79,7 @@ class SamebitsEmbeddingMethod(UnquantizedEmbeddingMethod):
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [M, K] -> logits [M, padded V]."""
-        return linear(x, layer.weight.data, bias)
+        return direct(x, layer.weight.data, bias)
 
     def embedding(self, layer: Any, input_: torch.Tensor) -> torch.Tensor:
         """ids [T] -> [T, K]."""

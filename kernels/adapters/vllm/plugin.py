@@ -19,7 +19,8 @@ REQUEST = "SAMEBITS_REQUEST"
 
 
 def register() -> None:
-    """Wrap the making of the engine's config and `Worker.load_model`, where the environment asks for the operators.
+    """Wrap the making of the engine's config, `Worker.load_model` and, on CUDA, the worker's warm-up, where the
+    environment asks for the operators.
 
     May be called more than once.
 
@@ -39,6 +40,8 @@ def register() -> None:
         _keep_weights()
     _wrap(EngineArgs, "create_engine_config", _names_the_operators)
     _wrap(Worker, "load_model", _replaces_the_operators)
+    if current_platform.is_cuda():
+        _wrap(Worker, "compile_or_warm_up_model", _warms_the_operators)
 
 
 def _wrap(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -68,6 +71,16 @@ def _replaces_the_operators(method: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return load_model
+
+
+def _warms_the_operators(method: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_or_warm_up_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from samebits.kernels.adapters.vllm.warm import warm
+
+        warm(self)
+        return method(self, *args, **kwargs)
+
+    return compile_or_warm_up_model
 
 
 def _compare(config: Any) -> None:

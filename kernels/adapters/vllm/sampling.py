@@ -12,13 +12,15 @@ from typing import Any
 import torch
 
 from samebits.kernels.adapters.errors import PatchError
-from samebits.kernels.ops.logprob.op import logprob
+from samebits.kernels.ops.logprob.op import direct
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """logits [M, V], token_ids [M, C] -> float32 [M, C], nats."""
-    columns = [logprob(logits, ids_M.contiguous()) for ids_M in token_ids.to(torch.int64).unbind(1)]
-    return torch.stack(columns, 1)
+    ids_MC = token_ids.to(torch.int64)
+    if ids_MC.shape[1] == 1:
+        return direct(logits, ids_MC[:, 0].contiguous())[:, None]
+    return torch.stack([direct(logits, ids_M.contiguous()) for ids_M in ids_MC.unbind(1)], 1)
 
 
 def put(runner: Any) -> str:

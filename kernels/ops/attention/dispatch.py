@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 from torch import Tensor
@@ -18,6 +20,20 @@ BOX_ROWS = 128
 def splits_for(batch: int, key_heads: int, most_segments: int, processors: int) -> int:
     """Programs per sequence and key head: one program per multiprocessor, and at most one per segment."""
     return max(1, min(processors // (batch * key_heads), most_segments))
+
+
+def decode_form(batch: int, key_heads: int, segments: int, processors: int) -> tuple[int, int, int]:
+    """(splits, stages, segments that the merge reads at once): what decode is compiled for, by the batch's shape."""
+    splits = splits_for(batch, key_heads, segments, processors)
+    # Alone on its multiprocessor a program buffers two tiles; two programs that share one hide each other's latency.
+    stages = 5 if batch * key_heads * splits <= processors else 3
+    return splits, stages, 8 if segments <= 8 else 32
+
+
+@cache
+def processors_of(device: torch.device) -> int:
+    """Multiprocessors of a GPU; of a CPU, where kernels are interpreted: 4."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def run(
@@ -73,10 +89,8 @@ def decode(
     """
     heads, size, key_heads, batch = *q.shape[1:], k_cache.shape[2], seq_lens.shape[0]
     segments = triton.cdiv(max(max_seq_len, 1), segment_tiles * TILE)
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 4
-    splits = splits_for(batch, key_heads, segments, processors) if splits is None else splits
-    # Alone on its multiprocessor a program buffers two tiles; two programs that share one hide each other's latency.
-    stages = (5 if batch * key_heads * splits <= processors else 3) if stages is None else stages
+    best, staged, steps = decode_form(batch, key_heads, segments, processors_of(q.device))
+    splits, stages = best if splits is None else splits, staged if stages is None else stages
     early = early and splits > 1 and not _interpreted()
     ran("attention decode" if splits == 1 else "attention decode, merge")
     partial = stat = out
@@ -127,7 +141,7 @@ def decode(
             H=heads,
             R=ROWS,
             SEGMENT=segment_tiles * TILE,
-            STEPS=8 if segments <= 8 else 32,
+            STEPS=steps,
             EARLY=early,
             num_warps=1,
             **({"launch_pdl": True} if early else {}),

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from samebits.kernels.ops.check import require, require_float
+from samebits.kernels.ops.check import refuse, require_float
 from samebits.kernels.ops.embedding.contract import contract, contract_backward
 from samebits.kernels.ops.ran import ran
 
@@ -17,9 +17,12 @@ NAME = "embedding"
 def forward_op(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rows of README.md."""
     require_float(NAME, "table", table)
-    require(table.dim() == 2 and table.is_contiguous(), NAME, f"table {tuple(table.shape)} must be a contiguous [V, D]")
-    require(ids.dtype in (torch.int32, torch.int64), NAME, f"ids are {ids.dtype}; int32 or int64 is needed")
-    require(ids.device == table.device, NAME, f"ids are on {ids.device} but table is on {table.device}")
+    if not (table.dim() == 2 and table.is_contiguous()):
+        refuse(NAME, f"table {tuple(table.shape)} must be a contiguous [V, D]")
+    if ids.dtype not in (torch.int32, torch.int64):
+        refuse(NAME, f"ids are {ids.dtype}; int32 or int64 is needed")
+    if ids.device != table.device:
+        refuse(NAME, f"ids are on {ids.device} but table is on {table.device}")
     ran(NAME)
     if table.is_cuda:
         from samebits.kernels.ops.embedding.triton import run
@@ -27,7 +30,8 @@ def forward_op(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return run(ids, table)
     if ids.numel():
         low, high = int(ids.min()), int(ids.max())
-        require(low >= 0 and high < table.shape[0], NAME, f"ids {low}..{high} leave the table of {table.shape[0]} rows")
+        if not (low >= 0 and high < table.shape[0]):
+            refuse(NAME, f"ids {low}..{high} leave the table of {table.shape[0]} rows")
     return contract(ids, table)
 
 

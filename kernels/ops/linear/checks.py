@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from samebits.kernels.ops.check import require, require_float, require_same
+from samebits.kernels.ops.check import refuse, require_float, require_same
 
 NAME = "linear"
 
@@ -14,11 +14,14 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     contiguous."""
     require_float(NAME, "x", x)
     require_same(NAME, x=x, weight=weight, bias=bias)
-    shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}"
-    require(x.dim() >= 1 and weight.dim() == 2, NAME, f"x must be [..., K] and weight [N, K]; got {shapes}")
-    require(x.shape[-1] == weight.shape[1], NAME, f"x and weight differ in K; got {shapes}")
-    require(weight.numel() > 0, NAME, f"the weight is empty; got {shapes}")
-    require(bias is None or tuple(bias.shape) == (weight.shape[0],), NAME, f"bias must be [{weight.shape[0]}]")
+    shape, (N, K) = x.shape, weight.shape if weight.dim() == 2 else (0, -1)
+    if K < 0 or not shape or shape[-1] != K:
+        reason = "x and weight differ in K" if shape and K >= 0 else "x must be [..., K] and weight [N, K]"
+        refuse(NAME, f"{reason}; got x {tuple(shape)}, weight {tuple(weight.shape)}")
+    if N == 0 or K == 0:
+        refuse(NAME, f"the weight is empty; got x {tuple(shape)}, weight {tuple(weight.shape)}")
+    if bias is not None and tuple(bias.shape) != (N,):
+        refuse(NAME, f"bias must be [{N}]")
     for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
-        contiguous = tensor is None or tensor.is_contiguous()
-        require(contiguous, NAME, f"{name} is not contiguous; call .contiguous() first")
+        if tensor is not None and not tensor.is_contiguous():
+            refuse(NAME, f"{name} is not contiguous; call .contiguous() first")

@@ -15,6 +15,11 @@ from samebits.kernels.ops.ran import ran
 @torch.library.custom_op("samebits::linear", mutates_args=())
 def linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See README.md."""
+    return direct(x, weight, bias)
+
+
+def direct(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear` without a gradient and past the dispatcher: for an engine's lm_head, which no graph holds."""
     check(x, weight, bias)
     if x.is_cuda:
         from samebits.kernels.ops.linear.dispatch import run

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from samebits.kernels.ops.check import require, require_dense, require_float
+from samebits.kernels.ops.check import refuse, require, require_dense, require_float
 from samebits.kernels.ops.logprob.contract import contract_backward, contract_with_state
 from samebits.kernels.ops.ran import ran
 
@@ -16,15 +16,14 @@ NAME = "logprob"
 def check(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None) -> None:
     """Refuse what the contract does not cover."""
     require_float(NAME, "logits", logits)
-    shapes = f"logits {tuple(logits.shape)}, targets {tuple(targets.shape)}"
-    require(
-        logits.dim() == 2 and logits.shape[1] >= 1 and tuple(targets.shape) == logits.shape[:1],
-        NAME,
-        f"{shapes}: [M, V] and [M] are needed",
-    )
+    if logits.dim() != 2 or logits.shape[1] < 1 or tuple(targets.shape) != logits.shape[:1]:
+        shapes = f"logits {tuple(logits.shape)}, targets {tuple(targets.shape)}"
+        refuse(NAME, f"{shapes}: [M, V] and [M] are needed")
     require_dense(NAME, "logits", logits)
-    require(targets.dtype in (torch.int32, torch.int64), NAME, f"targets are {targets.dtype}; int32 or int64 is needed")
-    require(targets.device == logits.device, NAME, f"targets are on {targets.device} but logits on {logits.device}")
+    if targets.dtype not in (torch.int32, torch.int64):
+        refuse(NAME, f"targets are {targets.dtype}; int32 or int64 is needed")
+    if targets.device != logits.device:
+        refuse(NAME, f"targets are on {targets.device} but logits on {logits.device}")
     if temperature is not None:
         fits = (
             temperature.dtype == torch.float32
@@ -120,3 +119,14 @@ def logprob(
         require(temperature > 0, NAME, f"temperature {temperature}: a sampled token needs one above 0")
         temperature = None if temperature == 1.0 else logits.new_full(targets.shape, temperature, dtype=torch.float32)
     return forward_op(logits, targets, temperature)[0]  # type: ignore[no-any-return]
+
+
+def direct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """`logprob` without a gradient and past the dispatcher: for a sampler, once per step of an engine."""
+    check(logits, targets, None)
+    ran(NAME)
+    if logits.is_cuda:
+        from samebits.kernels.ops.logprob.triton import run
+
+        return run(logits, targets)
+    return contract_with_state(logits, targets, None)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from samebits.kernels.ops.check import require, require_same
+from samebits.kernels.ops.check import refuse, require_same
 from samebits.kernels.ops.normed_rotary.contract import contract
 from samebits.kernels.ops.ran import ran
 from samebits.kernels.ops.rotary.op import check as check_rotary
@@ -28,13 +28,16 @@ def forward_op(
     check_rotary(q, k, positions, cache)
     require_same(NAME, q=q, q_weight=q_weight, k_weight=k_weight)
     size = q.shape[2]
-    require(cache.shape[1] == size, NAME, f"cache {tuple(cache.shape)} rotates other than whole heads of {size}")
+    if cache.shape[1] != size:
+        refuse(NAME, f"cache {tuple(cache.shape)} rotates other than whole heads of {size}")
     for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
         fits = tuple(weight.shape) == (size,) and weight.is_contiguous()
-        require(fits, NAME, f"{name} {tuple(weight.shape)} must be a contiguous [{size}]")
+        if not fits:
+            refuse(NAME, f"{name} {tuple(weight.shape)} must be a contiguous [{size}]")
     ran(NAME)
     if q.is_cuda:
-        require(size in SIZES and q.element_size() == 2, NAME, f"{q.dtype}, head size {size} on CUDA: 16 bits, {SIZES}")
+        if not (size in SIZES and q.element_size() == 2):
+            refuse(NAME, f"{q.dtype}, head size {size} on CUDA: 16 bits, {SIZES}")
         from samebits.kernels.ops.normed_rotary.triton import run
 
         return run(q, k, q_weight, k_weight, eps, positions, cache)

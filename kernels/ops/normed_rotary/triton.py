@@ -9,51 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from samebits.kernels.ops.lanes import unit_of
-from samebits.kernels.ops.lanes_triton import halve
+from samebits.kernels.ops.lanes import WARP, unit_of
+from samebits.kernels.ops.lanes_triton import halve_pairs
 from samebits.kernels.ops.rotary.triton import turned
 from samebits.kernels.ops.rounding_triton import rounded
-
-HEADS = 8
-"""Heads of a block."""
-
-
-@triton.jit
-def turn_normed(
-    x_ptr,
-    y_ptr,
-    weight_ptr,
-    token,
-    heads,
-    first_head,
-    token_stride,
-    head_stride,
-    cos,
-    sin,
-    eps,
-    HALF: tl.constexpr,
-    UNIT: tl.constexpr,
-    HEADS: tl.constexpr,
-):
-    LANES: tl.constexpr = HALF // UNIT
-    head = first_head + tl.arange(0, HEADS)[:, None]
-    i = tl.arange(0, HALF)[None, :]
-    inside = (head < heads) & (i < HALF)
-    source = x_ptr + token * token_stride + head * head_stride
-    a = tl.load(source + i, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(source + HALF + i, mask=inside, other=0.0).to(tl.float32)
-    # Units fold inside each half; the first fold of the 2 * LANES lanes adds the halves.
-    low = halve(tl.reshape(a * a, (HEADS, LANES, UNIT)), HEADS, LANES, UNIT)
-    high = halve(tl.reshape(b * b, (HEADS, LANES, UNIT)), HEADS, LANES, UNIT)
-    total = tl.reshape(halve(tl.reshape(low + high, (HEADS, 1, LANES)), HEADS, 1, LANES), (HEADS,))
-    r = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, HALF * 2.0) + eps))[:, None]
-    dtype: tl.constexpr = y_ptr.dtype.element_ty
-    a = rounded(a * r * tl.load(weight_ptr + i).to(tl.float32), dtype).to(tl.float32)
-    b = rounded(b * r * tl.load(weight_ptr + HALF + i).to(tl.float32), dtype).to(tl.float32)
-    first, second = turned(a, b, cos[None, :], sin[None, :])
-    target = y_ptr + (token * heads + head) * (2 * HALF)
-    tl.store(target + i, rounded(first, dtype), mask=inside)
-    tl.store(target + HALF + i, rounded(second, dtype), mask=inside)
 
 
 @triton.jit
@@ -76,53 +35,68 @@ def normed_rotary_kernel(
     eps,
     HALF: tl.constexpr,
     UNIT: tl.constexpr,
-    HEADS: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    i = tl.arange(0, HALF)
-    known = i < tl.where((position >= 0) & (position < limit), HALF, 0)
-    cos = tl.load(cache_ptr + position * 2 * HALF + i, mask=known, other=float("nan")).to(tl.float32)
-    sin = tl.load(cache_ptr + position * 2 * HALF + HALF + i, mask=known, other=float("nan")).to(tl.float32)
-    q_blocks = tl.cdiv(q_heads, HEADS)
-    if block < q_blocks:
-        turn_normed(
-            q_ptr,
-            q_out_ptr,
-            q_weight_ptr,
-            token,
-            q_heads,
-            block * HEADS,
-            q_stride,
-            q_head_stride,
-            cos,
-            sin,
-            eps,
-            HALF,
-            UNIT,
-            HEADS,
-        )
-    else:
-        turn_normed(
-            k_ptr,
-            k_out_ptr,
-            k_weight_ptr,
-            token,
-            k_heads,
-            (block - q_blocks) * HEADS,
-            k_stride,
-            k_head_stride,
-            cos,
-            sin,
-            eps,
-            HALF,
-            UNIT,
-            HEADS,
-        )
+    q_blocks = tl.cdiv(q_heads, TILE * TILES)
+    # Pointers are chosen, not branches: heads and weights are asked for while the position is on its way.
+    of_q = block < q_blocks
+    x_ptr = tl.where(of_q, q_ptr, k_ptr)
+    y_ptr = tl.where(of_q, q_out_ptr, k_out_ptr)
+    weight_ptr = tl.where(of_q, q_weight_ptr, k_weight_ptr)
+    heads = tl.where(of_q, q_heads, k_heads)
+    head_stride = tl.where(of_q, q_head_stride, k_head_stride)
+    x_ptr += token * tl.where(of_q, q_stride, k_stride)
+    first = tl.where(of_q, block, block - q_blocks) * (TILE * TILES) + tl.arange(0, TILE)[:, None]
+    i = tl.arange(0, HALF)[None, :]
+    low, high = (), ()
+    for t in tl.static_range(TILES):
+        head = first + t * TILE
+        inside = (head < heads) & (i < HALF)
+        source = x_ptr + head * head_stride
+        low += (tl.load(source + i, mask=inside, other=0.0),)  # type: ignore[assignment]
+        high += (tl.load(source + HALF + i, mask=inside, other=0.0),)  # type: ignore[assignment]
+    # Every head reads its own weights and angles: one row for all would have to change threads.
+    at = first * 0 + i
+    low_weight = tl.load(weight_ptr + at).to(tl.float32)
+    high_weight = tl.load(weight_ptr + HALF + at).to(tl.float32)
+    known = at < tl.where((position >= 0) & (position < limit), HALF, 0)
+    angle = cache_ptr + position * (2 * HALF) + at
+    cos = tl.load(angle, mask=known, other=float("nan")).to(tl.float32)
+    sin = tl.load(angle + HALF, mask=known, other=float("nan")).to(tl.float32)
+    LANES: tl.constexpr = HALF // UNIT
+    dtype: tl.constexpr = y_ptr.dtype.element_ty
+    for t in tl.static_range(TILES):
+        a, b = low[t].to(tl.float32), high[t].to(tl.float32)
+        # Units fold inside each half; the first fold of the 2 * LANES lanes adds the halves.
+        lanes = halve_pairs(a * a, TILE * LANES, UNIT) + halve_pairs(b * b, TILE * LANES, UNIT)
+        total = tl.reshape(halve_pairs(lanes, TILE, LANES), (TILE, 1))
+        # 2 * HALF is a power of two: its reciprocal is exact, and so is the product what the division would be.
+        r = tl.div_rn(1.0, tl.sqrt_rn(total * (0.5 / HALF) + eps))
+        # NaN stays NaN here; the last rounding gives it its bits.
+        a = (a * r * low_weight).to(dtype).to(tl.float32)
+        b = (b * r * high_weight).to(dtype).to(tl.float32)
+        left, right = turned(a, b, cos, sin)
+        head = first + t * TILE
+        inside = (head < heads) & (i < HALF)
+        target = y_ptr + (token * heads + head) * (2 * HALF) + i
+        tl.store(target, rounded(left, dtype), mask=inside)
+        tl.store(target + HALF, rounded(right, dtype), mask=inside)
 
 
-def run(
+def blocking(tokens: int) -> tuple[int, int]:
+    """(heads per block, warps) for a number of tokens; no bit depends on them.
+
+    A warp holds 4 heads of 128 at one 16-byte load per thread and half: fewer heads leave narrower loads and less to do
+    in a row, more are done one after another with the weights and angles in registers.
+    """
+    return (4, 1) if tokens <= 256 else (8, 1)
+
+
+def launch(
     q: torch.Tensor,
     k: torch.Tensor,
     q_weight: torch.Tensor,
@@ -130,14 +104,18 @@ def run(
     eps: float,
     positions: torch.Tensor,
     cache: torch.Tensor,
+    heads: int,
+    warps: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See README.md."""
+    """`run` with `heads` heads per block (a power of two) and `warps` warps."""
     tokens, q_heads, width = q.shape
     k_heads = k.shape[1]
+    half, unit = width // 2, unit_of(q.dtype)
+    tile = min(heads, max(1, WARP * warps * unit // half))
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     if tokens:
-        normed_rotary_kernel[(tokens, triton.cdiv(q_heads, HEADS) + triton.cdiv(k_heads, HEADS))](
+        normed_rotary_kernel[(tokens, triton.cdiv(q_heads, heads) + triton.cdiv(k_heads, heads))](
             q,
             k,
             q_out,
@@ -154,10 +132,24 @@ def run(
             k.stride(0),
             k.stride(1),
             eps,
-            HALF=width // 2,
-            UNIT=unit_of(q.dtype),
-            HEADS=HEADS,
-            num_warps=2,
+            HALF=half,
+            UNIT=unit,
+            TILE=tile,
+            TILES=heads // tile,
+            num_warps=warps,
             enable_fp_fusion=False,
         )
     return q_out, k_out
+
+
+def run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    positions: torch.Tensor,
+    cache: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See README.md."""
+    return launch(q, k, q_weight, k_weight, eps, positions, cache, *blocking(q.shape[0]))

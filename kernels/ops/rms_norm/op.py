@@ -6,7 +6,7 @@ from typing import Any, overload
 
 import torch
 
-from samebits.kernels.ops.check import require, require_dense, require_float, require_same
+from samebits.kernels.ops.check import refuse, require_dense, require_float, require_same
 from samebits.kernels.ops.ran import ran
 from samebits.kernels.ops.rms_norm.contract import contract, contract_backward
 
@@ -17,17 +17,12 @@ def check(x: torch.Tensor, weight: torch.Tensor | None, residual: torch.Tensor |
     """Refuse what the contract does not cover."""
     require_float(NAME, "x", x)
     require_same(NAME, x=x, weight=weight, residual=residual)
-    require(
-        x.dim() >= 1 and x.shape[-1] >= 1,
-        NAME,
-        f"x has shape {tuple(x.shape)}; it needs a last dim of at least one element",
-    )
-    require(
-        weight is None or tuple(weight.shape) == (x.shape[-1],),
-        NAME,
-        f"x {tuple(x.shape)} needs a weight [{x.shape[-1]}]",
-    )
-    require(residual is None or residual.shape == x.shape, NAME, f"x {tuple(x.shape)} and residual differ in shape")
+    if not (x.dim() >= 1 and x.shape[-1] >= 1):
+        refuse(NAME, f"x has shape {tuple(x.shape)}; it needs a last dim of at least one element")
+    if not (weight is None or tuple(weight.shape) == (x.shape[-1],)):
+        refuse(NAME, f"x {tuple(x.shape)} needs a weight [{x.shape[-1]}]")
+    if not (residual is None or residual.shape == x.shape):
+        refuse(NAME, f"x {tuple(x.shape)} and residual differ in shape")
     for name, value in (("x", x), ("weight", weight), ("residual", residual)):
         if value is not None:
             require_dense(NAME, name, value)

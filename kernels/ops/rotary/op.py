@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from samebits.kernels.ops.check import require, require_dense, require_float, require_same
+from samebits.kernels.ops.check import refuse, require, require_dense, require_float, require_same
 from samebits.kernels.ops.ran import ran
 from samebits.kernels.ops.rotary.contract import contract, contract_backward
 
@@ -17,44 +17,33 @@ def check(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torc
     """Refuse what the contract does not cover."""
     require_float(NAME, "q", q)
     require_same(NAME, q=q, k=k)
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, positions {tuple(positions.shape)}, cache {tuple(cache.shape)}"
     fits = (
         q.dim() == k.dim() == 3
         and q.shape[0] == k.shape[0]
         and q.shape[2] == k.shape[2]
         and tuple(positions.shape) == (q.shape[0],)
     )
-    require(fits, NAME, f"{shapes}: q [T, H, D], k [T, G, D] and positions [T] are needed")
-    require(
-        cache.dim() == 2 and cache.shape[1] % 2 == 0 and 0 < cache.shape[1] <= q.shape[2],
-        NAME,
-        f"{shapes}: cache is [P, R], R even and <= D",
-    )
-    require(
-        cache.dtype in (torch.float32, q.dtype),
-        NAME,
-        f"cache is {cache.dtype}; it must be float32 or the dtype of q, {q.dtype}",
-    )
-    require(
-        positions.dtype in (torch.int32, torch.int64),
-        NAME,
-        f"positions are {positions.dtype}; int32 or int64 is needed",
-    )
-    require(
-        positions.device == q.device == cache.device,
-        NAME,
-        f"q is on {q.device}, positions on {positions.device}, cache on {cache.device}",
-    )
+    if not fits:
+        refuse(NAME, f"{_shapes(q, k, positions, cache)}: q [T, H, D], k [T, G, D] and positions [T] are needed")
+    if not (cache.dim() == 2 and cache.shape[1] % 2 == 0 and 0 < cache.shape[1] <= q.shape[2]):
+        refuse(NAME, f"{_shapes(q, k, positions, cache)}: cache is [P, R], R even and <= D")
+    if cache.dtype not in (torch.float32, q.dtype):
+        refuse(NAME, f"cache is {cache.dtype}; it must be float32 or the dtype of q, {q.dtype}")
+    if positions.dtype not in (torch.int32, torch.int64):
+        refuse(NAME, f"positions are {positions.dtype}; int32 or int64 is needed")
+    if not (positions.device == q.device == cache.device):
+        refuse(NAME, f"q is on {q.device}, positions on {positions.device}, cache on {cache.device}")
     require(cache.is_contiguous() and positions.is_contiguous(), NAME, "cache and positions must be contiguous")
     require_dense(NAME, "q", q)
     require_dense(NAME, "k", k)
     if not q.is_cuda and positions.numel():
         low, high = int(positions.min()), int(positions.max())
-        require(
-            low >= 0 and high < cache.shape[0],
-            NAME,
-            f"positions {low}..{high} leave the cache of {cache.shape[0]} rows",
-        )
+        if not (low >= 0 and high < cache.shape[0]):
+            refuse(NAME, f"positions {low}..{high} leave the cache of {cache.shape[0]} rows")
+
+
+def _shapes(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> str:
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, positions {tuple(positions.shape)}, cache {tuple(cache.shape)}"
 
 
 @torch.library.custom_op("samebits::rotary", mutates_args=())

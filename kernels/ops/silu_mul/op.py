@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from samebits.kernels.ops.check import require, require_dense, require_float, require_same
+from samebits.kernels.ops.check import refuse, require_dense, require_float, require_same
 from samebits.kernels.ops.ran import ran
 from samebits.kernels.ops.silu_mul.contract import contract, contract_backward
 
@@ -18,11 +18,8 @@ def forward_op(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """y of README.md."""
     require_float(NAME, "gate", gate)
     require_same(NAME, gate=gate, up=up)
-    require(
-        gate.dim() >= 1 and gate.shape == up.shape,
-        NAME,
-        f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must have one shape",
-    )
+    if not (gate.dim() >= 1 and gate.shape == up.shape):
+        refuse(NAME, f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must have one shape")
     require_dense(NAME, "gate", gate)
     require_dense(NAME, "up", up)
     ran(NAME)

@@ -1,0 +1,79 @@
+"""Compiles, while an engine comes up, every form of samebits' kernels that a step may need outside a CUDA graph.
+
+What the graphs hold is compiled when they are captured. The rest would be compiled at the first batch that needs it, in
+the middle of a rollout: attention of steps with prompts, which is launched between graphs, and lm_head and logprob,
+whose number of rows is that of the sampled tokens.
+
+Legend: B sequences, H query heads, G key heads, E head size, M sampled rows, K inputs of lm_head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from samebits.kernels.adapters.vllm.attention import split
+from samebits.kernels.ops.attention.layout import SEGMENT
+
+
+def warm(worker: Any) -> None:
+    """Run each form once, on the worker's weights and its still empty cache; nothing is written but outputs."""
+    config, model = worker.vllm_config, worker.model_runner.get_model()
+    most = config.scheduler_config.max_num_seqs
+    with torch.inference_mode():
+        sampled(model.lm_head.weight.data, most)
+        for module in model.modules():
+            if getattr(module, "kv_cache", None) is not None and module.kv_cache.numel():
+                impl = module.impl
+                keys, values = split(module.kv_cache, impl.head_size)
+                attended(keys, values, impl.num_heads, most, config.model_config.max_model_len, impl.scale)
+                break
+    torch.cuda.synchronize()
+
+
+def sampled(weight_VK: torch.Tensor, most: int) -> None:
+    """lm_head for 1 to `most` rows, and logprobs of its logits, also in float32 (where a temperature is applied)."""
+    from samebits.kernels.ops.linear.op import direct as linear
+    from samebits.kernels.ops.logprob.op import direct as logprob
+
+    rows_MK = weight_VK.new_zeros((most, weight_VK.shape[1]))
+    for count in range(1, most + 1):
+        logits_MV = linear(rows_MK[:count], weight_VK)
+        if count == 1:
+            target_M = torch.zeros(1, dtype=torch.int64, device=weight_VK.device)
+            logprob(logits_MV, target_M)
+            logprob(logits_MV.float(), target_M)
+
+
+def shapes(key_heads: int, most: int, longest: int, processors: int) -> list[tuple[int, int]]:
+    """(sequences, keys of each) of decode batches that need every form of decode and merge that batches of 1 to `most`
+    sequences of 1 to `longest` keys can."""
+    from samebits.kernels.ops.attention.dispatch import decode_form
+
+    found: dict[tuple[bool, int, int], tuple[int, int]] = {}
+    for batch in range(1, most + 1):
+        for segments in range(1, -(-longest // SEGMENT) + 1):
+            splits, stages, steps = decode_form(batch, key_heads, segments, processors)
+            # One program per sequence and key head needs no merge.
+            form = (splits == 1, stages, 0 if splits == 1 else steps)
+            found.setdefault(form, (batch, min(segments * SEGMENT, longest)))
+    return list(found.values())
+
+
+def attended(keys: torch.Tensor, values: torch.Tensor, heads: int, most: int, longest: int, scale: float) -> None:
+    """Decode in every form, and one prefill, over the first page of the cache: keys, values [pages, slots, G, E]."""
+    from samebits.kernels.ops.attention.dispatch import processors_of, run
+
+    _, slots, key_heads, size = keys.shape
+
+    def once(batch: int, tokens: int, length: int) -> None:
+        q_BHE = keys.new_zeros((batch * tokens, heads, size))
+        table = torch.zeros((batch, -(-length // slots)), dtype=torch.int32, device=keys.device)
+        starts = torch.arange(batch + 1, dtype=torch.int32, device=keys.device) * tokens
+        lengths = torch.full((batch,), length, dtype=torch.int32, device=keys.device)
+        run(q_BHE, keys, values, table, starts, lengths, tokens, length, scale)
+
+    for batch, length in shapes(key_heads, most, longest, processors_of(keys.device)):
+        once(batch, 1, length)
+    once(1, min(longest, SEGMENT), min(longest, SEGMENT))

@@ -1,0 +1,45 @@
+"""What is compiled while an engine comes up covers what its batches can need."""
+
+from __future__ import annotations
+
+import torch
+
+from samebits.kernels.adapters.vllm import warm
+from samebits.kernels.ops.attention.dispatch import decode_form
+from samebits.kernels.ops.ran import counts
+
+H200 = 132
+
+
+def missing(warmed: list[tuple[int, int]], key_heads: int, most: int, longest: int) -> list[tuple[int, int]]:
+    """Batches (sequences, keys) that need a form of decode or merge that none of `warmed` has."""
+
+    def form(batch: int, length: int) -> tuple[bool, int, int]:
+        splits, stages, steps = decode_form(batch, key_heads, -(-length // 512), H200)
+        return splits == 1, stages, 0 if splits == 1 else steps
+
+    known = {form(*shape) for shape in warmed}
+    lengths = [1, 512, 513, 1500, 4096, 4097, 9000, 32768]
+    return [
+        (batch, length)
+        for batch in range(1, most + 1)
+        for length in lengths
+        if length <= longest and form(batch, length) not in known
+    ]
+
+
+def test_every_form_of_decode_is_compiled_and_leaving_one_out_is_seen() -> None:
+    for key_heads, most, longest in ((8, 256, 32768), (1, 512, 2048), (8, 1, 4096), (4, 40, 600)):
+        warmed = warm.shapes(key_heads, most, longest, H200)
+        assert len(warmed) <= 6, "one form twice"
+        assert not missing(warmed, key_heads, most, longest)
+        assert all(1 <= batch <= most and 1 <= length <= longest for batch, length in warmed)
+        assert missing(warmed[1:], key_heads, most, longest), "the check sees nothing"
+
+
+def test_lm_head_runs_for_every_number_of_sampled_rows_and_logprob_for_both_dtypes() -> None:
+    before = counts()
+    warm.sampled(torch.randn(64, 16).bfloat16(), 5)
+    after = counts()
+    assert after["linear contract"] - before.get("linear contract", 0) == 5
+    assert after["logprob"] - before.get("logprob", 0) == 2
