@@ -70,7 +70,8 @@ def normed_rotary_kernel(
     LANES: tl.constexpr = HALF // UNIT
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     for t in tl.static_range(TILES):
-        a, b = low[t].to(tl.float32), high[t].to(tl.float32)
+        a = low[t].to(tl.float32)  # type: ignore[var-annotated]
+        b = high[t].to(tl.float32)
         # Units fold inside each half; the first fold of the 2 * LANES lanes adds the halves.
         lanes = halve_pairs(a * a, TILE * LANES, UNIT) + halve_pairs(b * b, TILE * LANES, UNIT)
         total = tl.reshape(halve_pairs(lanes, TILE, LANES), (TILE, 1))
