@@ -50,6 +50,7 @@ def differing(blockings: tuple[tuple[int, int], ...]) -> tuple[int, list[str]]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    assert {kernel.blocking(tokens) for tokens in range(1, 8193)} <= set(BLOCKINGS), "one in use is not tried here"
     compared, wrong = differing(BLOCKINGS)
     with patch.object(kernel, "unit_of", lambda dtype: unit_of(dtype) // 2):
         _, planted = differing(BLOCKINGS[:1])
