@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.ops.attention.checks import check
 from samebits.kernels.ops.attention.op import attention
+
+SHORTEST = "samebits_shortest"
+"""Attribute of a pass's metadata."""
+NO_QUERY = 1 << 30
 
 
 def split(kv_cache: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,6 +54,8 @@ def attend(
     from samebits.kernels.ops.attention.dispatch import run
 
     check(q_THE, keys, values, table, starts, lengths, scale)
+    # A graph is captured with one batch and replayed with others: there nothing is known of the shortest.
+    shortest = 0 if torch.cuda.is_current_stream_capturing() else getattr(metadata, SHORTEST, 0)
     run(
         q_THE,
         keys,
@@ -60,7 +67,15 @@ def attend(
         metadata.max_seq_len,
         scale,
         out=out_THE,
+        min_query_len=shortest,
     )
+
+
+def note_shortest(metadata: Any, common: Any) -> Any:
+    """The metadata of a pass, with the tokens of its shortest query that has any, once for all layers."""
+    lengths = np.diff(common.query_start_loc_cpu.numpy())
+    setattr(metadata, SHORTEST, int(lengths[lengths > 0].min(initial=NO_QUERY)))
+    return metadata
 
 
 def implementations() -> dict[type, type]:

@@ -74,6 +74,11 @@ CUDA: Hooks = {
         "kv_cache",
         "slot_mapping",
     ),
+    ("vllm.v1.attention.backends.flash_attn", "FlashAttentionMetadataBuilder.build"): (
+        "self",
+        "common_prefix_len",
+        "common_attn_metadata",
+    ),
     ("vllm.v1.worker.gpu.sample.logprob", "compute_token_logprobs"): ("logits", "token_ids"),
     ("vllm.v1.worker.gpu.sample.sampler", "Sampler.__call__"): ("self", "logits", "input_batch"),
     ("vllm.v1.worker.gpu.sample.states", "SamplingStates.apply_temperature"): (
@@ -105,19 +110,20 @@ def check() -> None:
 
     if current_platform.is_cpu():
         match({**COMMON, **CPU})
-        _metadata("vllm.v1.attention.backends.cpu_attn", "CPUAttentionMetadata")
+        _metadata("vllm.v1.attention.backends.cpu_attn", "CPUAttentionMetadata", METADATA)
     elif current_platform.is_cuda():
         match({**COMMON, **CUDA})
-        _metadata("vllm.v1.attention.backends.flash_attn", "FlashAttentionMetadata")
+        _metadata("vllm.v1.attention.backends.flash_attn", "FlashAttentionMetadata", METADATA)
+        _metadata("vllm.v1.attention.backend", "CommonAttentionMetadata", ("query_start_loc_cpu",))
     else:
         raise PatchError(
             f"vLLM's platform {type(current_platform).__name__}", "has no operators of samebits", "use CUDA or CPU"
         )
 
 
-def _metadata(module: str, name: str) -> None:
+def _metadata(module: str, name: str, needed: tuple[str, ...]) -> None:
     fields = getattr(importlib.import_module(module), name).__dataclass_fields__
-    for field in METADATA:
+    for field in needed:
         if field not in fields:
             raise PatchError(
                 f"{module}.{name}.{field}", "is not there", "install a vLLM version that samebits was run on"

@@ -41,7 +41,10 @@ def register() -> None:
     _wrap(EngineArgs, "create_engine_config", _names_the_operators)
     _wrap(Worker, "load_model", _replaces_the_operators)
     if current_platform.is_cuda():
+        from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+
         _wrap(Worker, "compile_or_warm_up_model", _warms_the_operators)
+        _wrap(FlashAttentionMetadataBuilder, "build", _notes_the_shortest)
 
 
 def _wrap(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -81,6 +84,16 @@ def _warms_the_operators(method: Callable[..., Any]) -> Callable[..., Any]:
         return method(self, *args, **kwargs)
 
     return compile_or_warm_up_model
+
+
+def _notes_the_shortest(method: Callable[..., Any]) -> Callable[..., Any]:
+    def build(self: Any, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        from samebits.kernels.adapters.vllm.attention import note_shortest
+
+        built = method(self, common_prefix_len, common_attn_metadata, *args, **kwargs)
+        return note_shortest(built, common_attn_metadata)
+
+    return build
 
 
 def _compare(config: Any) -> None:

@@ -13,7 +13,6 @@ from samebits.kernels.ops.attention.triton import ROWS, decode_kernel, merge_ker
 from samebits.kernels.ops.ran import ran
 
 BLOCK = 128
-PANEL = 64
 BOX_ROWS = 128
 
 
@@ -47,8 +46,12 @@ def run(
     max_seq_len: int,
     scale: float,
     out: Tensor | None = None,
+    min_query_len: int = 0,
 ) -> Tensor:
-    """Arguments of op.attention: [T, H, D] in the dtype of q. out: where to write it, contiguous."""
+    """Arguments of op.attention: [T, H, D] in the dtype of q. out: where to write it, contiguous.
+
+    min_query_len: tokens of the shortest query that has any, where the host knows it: saves a launch for short ones.
+    """
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     heads, batch = q.shape[1], seq_lens.shape[0]
@@ -56,8 +59,9 @@ def run(
         return out
     group = heads // k_cache.shape[2]
     long_ones = max_query_len * group > ROWS
-    # Every sequence has the longest length: then none is short, and decode has nothing to do.
-    if not (long_ones and q.shape[0] == batch * max_query_len):
+    # Where no sequence is short, decode has nothing to do; where all have the longest length, none is.
+    shortest = max_query_len if q.shape[0] == batch * max_query_len else min_query_len
+    if shortest * group <= ROWS:
         most_rows = min(max_query_len, ROWS // group)
         decode(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, most_rows, max_seq_len, scale, out)
     if long_ones:
@@ -228,30 +232,17 @@ def prefill_hopper(
 ) -> None:
     """As `prefill`, in Gluon. cu_seqlens_k: the caches are one page that holds the keys of all sequences side by
     side."""
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
+    from samebits.kernels.ops.attention.boxes import of_queries, of_rows
     from samebits.kernels.ops.attention.gluon import prefill_hopper_kernel
 
     tokens, heads, size = q.shape
     batch = seq_lens.shape[0]
     ran("attention prefill (Hopper)")
     box = BOX_ROWS if cu_seqlens_k is not None else min(k_cache.shape[1], BOX_ROWS)
-    element = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
-
-    def descriptor(tensor: Tensor, shape: list[int], row: int, block: list[int]) -> TensorDescriptor:
-        return TensorDescriptor(tensor, shape, [row, 1], block, gl.NVMMASharedLayout.get_default_for(block, element))
-
-    def rows_of(cache: Tensor) -> TensorDescriptor:
-        pages, slots, key_heads, _ = cache.shape
-        columns = (key_heads - 1) * cache.stride(2) + size
-        rows = (pages - 1) * (cache.stride(0) // cache.stride(1)) + slots
-        return descriptor(cache, [rows, columns], cache.stride(1), [box, PANEL])
-
     prefill_hopper_kernel[(heads, tokens // BLOCK + batch)](
-        descriptor(q, [tokens, heads * size], q.stride(0), [BLOCK // 2, size]),
-        rows_of(k_cache),
-        rows_of(v_cache),
+        of_queries(q, BLOCK // 2),
+        of_rows(k_cache, box),
+        of_rows(v_cache, box),
         out,
         block_table,
         cu_seqlens_q,

@@ -9,11 +9,12 @@ import torch
 from samebits.kernels.ops.check import refuse, require_float
 from samebits.kernels.ops.embedding.contract import contract, contract_backward
 from samebits.kernels.ops.ran import ran
+from samebits.kernels.ops.register import operator
 
 NAME = "embedding"
 
 
-@torch.library.custom_op("samebits::embedding", mutates_args=())
+@operator("embedding")
 def forward_op(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rows of README.md."""
     require_float(NAME, "table", table)
@@ -35,7 +36,7 @@ def forward_op(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return contract(ids, table)
 
 
-@torch.library.custom_op("samebits::embedding_backward", mutates_args=())
+@operator("embedding_backward")
 def backward_op(grad: torch.Tensor, ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """Gradient of the table."""
     if grad.is_cuda:

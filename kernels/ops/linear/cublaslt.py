@@ -11,6 +11,7 @@ import ctypes
 import threading
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -208,36 +209,43 @@ def usable(problem: Problem, pinned: str) -> bool:
     return bool(status == 0 and result.state == 0 and result.workspace == 0)
 
 
+@cache
+def _plan_of(
+    M: int, N: int, K: int, dtype: torch.dtype, has_bias: bool, device: int, pinned: str | None
+) -> tuple[_Plan, Any]:
+    """The plan of a call and the library's product with all that no call changes; arguments: weight, x, y, stream."""
+    plan = _plan(Problem(M, N, K, dtype, has_bias, device), pinned)
+    one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+    w_layout, x_layout, y_layout = plan.layouts
+    product, handle = _library().cublasLtMatmul, _handle(device)
+    first, second, algo = ctypes.byref(one), ctypes.byref(zero), ctypes.byref(plan.algo)
+    none, pointer = ctypes.c_size_t(0), ctypes.c_void_p
+
+    def run(weight: int, x: int, y: int, stream: int) -> int:
+        w, to = pointer(weight), pointer(y)
+        at = (first, w, w_layout, pointer(x), x_layout, second, to, y_layout, to, y_layout)
+        status: int = product(handle, plan.desc, *at, algo, None, none, pointer(stream))
+        return status
+
+    return plan, run
+
+
 def matmul(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, pinned: str | None = None) -> Tensor:
     """[M, N] in the dtype of x (bf16 or f16). pinned: hex of an algorithm from `choices`; None takes the library's
     favourite."""
     (M, K), N = x_MK.shape, weight_NK.shape[0]
-    y_MN = torch.empty(M, N, dtype=x_MK.dtype, device=x_MK.device)
+    y_MN = x_MK.new_empty((M, N))
     if M == 0:
         return y_MN
-    plan = _plan(Problem(M, N, K, x_MK.dtype, bias is not None, x_MK.device.index or 0), pinned)
-    one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-    w_layout, x_layout, y_layout = plan.layouts
-    with plan.lock:
-        if bias is not None:
+    device = x_MK.device.index or 0
+    plan, run = _plan_of(M, N, K, x_MK.dtype, bias is not None, device, pinned)
+    stream = torch._C._cuda_getCurrentRawStream(device)  # as Triton does: no Stream object per call
+    if bias is None:
+        status = run(weight_NK.data_ptr(), x_MK.data_ptr(), y_MN.data_ptr(), stream)
+    else:
+        with plan.lock:
             _set("cublasLtMatmulDescSetAttribute", plan.desc, _DESC_BIAS_POINTER, ctypes.c_void_p(bias.data_ptr()))
-        _call(
-            "cublasLtMatmul",
-            _handle(x_MK.device.index or 0),
-            plan.desc,
-            ctypes.byref(one),
-            ctypes.c_void_p(weight_NK.data_ptr()),
-            w_layout,
-            ctypes.c_void_p(x_MK.data_ptr()),
-            x_layout,
-            ctypes.byref(zero),
-            ctypes.c_void_p(y_MN.data_ptr()),
-            y_layout,
-            ctypes.c_void_p(y_MN.data_ptr()),
-            y_layout,
-            ctypes.byref(plan.algo),
-            None,
-            ctypes.c_size_t(0),
-            ctypes.c_void_p(torch.cuda.current_stream(x_MK.device).cuda_stream),
-        )
+            status = run(weight_NK.data_ptr(), x_MK.data_ptr(), y_MN.data_ptr(), stream)
+    if status:
+        raise CublasLtError(f"cublasLtMatmul returned status {status}")
     return y_MN

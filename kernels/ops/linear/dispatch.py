@@ -95,17 +95,25 @@ def _pinned_here(M: int, N: int, K: int, dtype: torch.dtype, has_bias: bool, dev
 
 def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The fast implementation on CUDA; see README.md. x [..., K], weight [N, K], bias [N] or None."""
-    x_MK = x.reshape(-1, x.shape[-1])
+    flat = x.dim() == 2
+    x_MK = x if flat else x.reshape(-1, x.shape[-1])
     (M, K), N = x_MK.shape, weight.shape[0]
-    aligned = x_MK.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0 and (bias is None or bias.data_ptr() % 16 == 0)
-    choice = choose(M, N, K, x.dtype, aligned, bias is not None, x.device.index or 0)
-    ran(f"linear {choice.label}")
+    pointers = x_MK.data_ptr() | weight.data_ptr() | (0 if bias is None else bias.data_ptr())
+    choice, name = _chosen(M, N, K, x.dtype, pointers % 16 == 0, bias is not None, x.device.index or 0)
+    ran(name)
     y_MN = (
         cublaslt.matmul(x_MK, weight, bias, choice.algo)
         if choice.triton is None
         else chain(x_MK, weight, bias, choice.triton)
     )
-    return y_MN.reshape(*x.shape[:-1], N)
+    return y_MN if flat else y_MN.reshape(*x.shape[:-1], N)
+
+
+@cache
+def _chosen(*call: Any) -> tuple[Choice, str]:
+    """`choose`, and the name under which it is counted."""
+    choice = choose(*call)
+    return choice, f"linear {choice.label}"
 
 
 def run_wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -10,9 +10,10 @@ from torch import Tensor
 from samebits.kernels.ops.linear.checks import check
 from samebits.kernels.ops.linear.contract import contract, contract_backward, contract_wide
 from samebits.kernels.ops.ran import ran
+from samebits.kernels.ops.register import operator
 
 
-@torch.library.custom_op("samebits::linear", mutates_args=())
+@operator("linear")
 def linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See README.md."""
     return direct(x, weight, bias)
@@ -56,7 +57,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-@torch.library.custom_op("samebits::linear_float32", mutates_args=())
+@operator("linear_float32")
 def wide_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See README.md."""
     check(x, weight, bias)

@@ -9,6 +9,7 @@ import torch
 from samebits.kernels.ops.check import refuse, require, require_dense, require_float
 from samebits.kernels.ops.logprob.contract import contract_backward, contract_with_state
 from samebits.kernels.ops.ran import ran
+from samebits.kernels.ops.register import operator
 
 NAME = "logprob"
 
@@ -40,7 +41,7 @@ def check(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
         )
 
 
-@torch.library.custom_op("samebits::logprob", mutates_args=())
+@operator("logprob")
 def forward_op(
     logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -54,7 +55,7 @@ def forward_op(
     return contract_with_state(logits, targets, temperature)
 
 
-@torch.library.custom_op("samebits::logprob_backward", mutates_args=())
+@operator("logprob_backward")
 def backward_op(
     grad: torch.Tensor,
     logits: torch.Tensor,

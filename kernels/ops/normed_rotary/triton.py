@@ -113,10 +113,9 @@ def launch(
     k_heads = k.shape[1]
     half, unit = width // 2, unit_of(q.dtype)
     tile = min(heads, max(1, WARP * warps * unit // half))
-    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
     if tokens:
-        normed_rotary_kernel[(tokens, triton.cdiv(q_heads, heads) + triton.cdiv(k_heads, heads))](
+        normed_rotary_kernel[(tokens, -(-q_heads // heads) - (-k_heads // heads))](
             q,
             k,
             q_out,

@@ -5,6 +5,8 @@ M: rows, D: width of a row.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -30,7 +32,7 @@ def load_sum(x_ptr, residual_ptr, x_at, residual_at, inside, ADD: tl.constexpr):
     return s
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rms_norm_kernel(
     x_ptr,
     residual_ptr,
@@ -89,15 +91,26 @@ def rms_norm_kernel(
         tl.store(y_ptr + row * D + at, rounded(y, y_ptr.dtype.element_ty), mask=inside)
 
 
-def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """(x, stride of a token, stride of a head) of [T, H, D]."""
-    x = aligned(x)
-    return x, x.stride(0), x.stride(1)
+def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
+    """(x, heads, stride of a token, stride of a head) of [..., D], without a copy where its strides allow: a strided
+    [T, H, D] stays, all else has one head.
+    """
+    width, dims = x.shape[-1], x.dim()
+    if dims == 2 and x.stride(1) == 1 and not (x.stride(0) | width | x.data_ptr()) & 15:
+        return x, 1, x.stride(0), width
+    x = aligned(x if dims == 3 else x.reshape(-1, 1, width))
+    return x, x.shape[1], x.stride(0), x.stride(1)
 
 
-def as_heads(x: torch.Tensor) -> torch.Tensor:
-    """[..., D] as [T, H, D] without a copy where its strides allow: a strided [T, H, D] stays, all else has one head"""
-    return x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
+@cache
+def launch_of(width: int, dtype: torch.dtype) -> tuple[int, dict[str, int]]:
+    """Rows of a block, and what else depends on the width alone."""
+    unit, lanes = layout(width, dtype)
+    short = lanes <= WARP
+    per_block = WARP // lanes * WARPS if short else 1
+    passes = -(-width // (lanes * unit))
+    shape = {"D": width, "R": per_block, "LANES": lanes, "UNIT": unit, "PASSES": passes, "KEPT": KEPT}
+    return per_block, shape | {"num_warps": WARPS if short else lanes // WARP}
 
 
 def run(
@@ -107,39 +120,31 @@ def run(
     slower, the same bits.
     """
     width = x.shape[-1]
-    unit, lanes = layout(width, x.dtype)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    s = None if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = x.new_empty(x.shape)
+    s = None if residual is None else x.new_empty(x.shape)
     rows = y.numel() // width
     if not rows:
         return y if s is None else (y, s)
-    source, stride, head_stride = split_rows(as_heads(x))
-    added, added_stride, added_head_stride = (None, 0, 0) if residual is None else split_rows(as_heads(residual))
-    short = lanes <= WARP
-    per_block = WARP // lanes * WARPS if short else 1
-    rms_norm_kernel[(triton.cdiv(rows, per_block),)](
+    per_block, shape = launch_of(width, x.dtype)
+    source, heads, stride, head_stride = rows_of(x)
+    added, _, added_stride, added_head_stride = (None, 0, 0, 0) if residual is None else rows_of(residual)
+    rms_norm_kernel[(-(-rows // per_block),)](
         source,
         added,
         weight,
         y,
         s,
         rows,
-        source.shape[1],
+        heads,
         stride,
         head_stride,
         added_stride,
         added_head_stride,
         eps,
-        D=width,
-        R=per_block,
-        LANES=lanes,
-        UNIT=unit,
-        PASSES=-(-width // (lanes * unit)),
-        KEPT=KEPT,
         ADD=residual is not None,
         SCALE=weight is not None,
-        num_warps=WARPS if short else lanes // WARP,
         enable_fp_fusion=False,
+        **shape,
     )
     return y if s is None else (y, s)
 

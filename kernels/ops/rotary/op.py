@@ -8,6 +8,7 @@ import torch
 
 from samebits.kernels.ops.check import refuse, require, require_dense, require_float, require_same
 from samebits.kernels.ops.ran import ran
+from samebits.kernels.ops.register import operator
 from samebits.kernels.ops.rotary.contract import contract, contract_backward
 
 NAME = "rotary"
@@ -46,7 +47,7 @@ def _shapes(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: to
     return f"q {tuple(q.shape)}, k {tuple(k.shape)}, positions {tuple(positions.shape)}, cache {tuple(cache.shape)}"
 
 
-@torch.library.custom_op("samebits::rotary", mutates_args=())
+@operator("rotary")
 def forward_op(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +61,7 @@ def forward_op(
     return contract(q, k, positions, cache)
 
 
-@torch.library.custom_op("samebits::rotary_backward", mutates_args=())
+@operator("rotary_backward")
 def backward_op(
     grad_q: torch.Tensor, grad_k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

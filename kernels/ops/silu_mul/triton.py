@@ -31,12 +31,12 @@ def silu_mul_kernel(gate_ptr, up_ptr, y_ptr, width, gate_stride, up_stride, TILE
 
 def run(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """See README.md."""
-    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    y = gate.new_empty(gate.shape)
     width = gate.shape[-1]
     if y.numel():
-        g, u = gate.reshape(-1, width), up.reshape(-1, width)
+        g, u = (gate, up) if gate.dim() == 2 else (gate.reshape(-1, width), up.reshape(-1, width))
         tile = TILE if g.shape[0] > FEW_ROWS else TILE // 2
-        silu_mul_kernel[g.shape[0], triton.cdiv(width, tile)](
+        silu_mul_kernel[g.shape[0], -(-width // tile)](
             g, u, y, width, g.stride(0), u.stride(0), TILE=tile, num_warps=4, enable_fp_fusion=False
         )
     return y

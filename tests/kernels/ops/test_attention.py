@@ -89,10 +89,12 @@ def test_gradients_are_those_of_float64_within_rounding() -> None:
 
 def test_fakes_and_autograd_are_registered_as_pytorch_wants_them() -> None:
     one = inputs.story(SHAPE, 6, torch.float32, CPU, 10, False)
-    torch.library.opcheck(attention_op, tuple(inputs.assemble(SHAPE, [(one, 4, 6)], 11, False).values()))
+    torch.library.opcheck(attention_op.overload, tuple(inputs.assemble(SHAPE, [(one, 4, 6)], 11, False).values()))
     args = varlen_inputs.draw(SHAPE, 6, torch.float32, CPU, 12, False)
     leaves = [args[n].requires_grad_() for n in varlen_inputs.GRADS]
-    torch.library.opcheck(attention_varlen_op, (*leaves, args["cu_seqlens"], args["max_seq_len"], args["scale"]))
+    torch.library.opcheck(
+        attention_varlen_op.overload, (*leaves, args["cu_seqlens"], args["max_seq_len"], args["scale"])
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,3 +122,33 @@ def test_splits_fill_the_gpu_and_never_outnumber_the_segments() -> None:
     assert splits_for(1, 8, 64, 132) == 16
     assert splits_for(1, 8, 2, 132) == 2
     assert splits_for(32, 8, 64, 132) == 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "known", "launched"),
+    [
+        ([1, 1, 1], 0, {"decode"}),
+        ([30, 9, 200], 9, {"prefill"}),
+        ([30, 9, 200], 0, {"decode", "prefill"}),
+        ([30, 8, 200], 8, {"decode", "prefill"}),
+        ([30, 1, 200], 1, {"decode", "prefill"}),
+        ([40, 40], 0, {"prefill"}),
+        ([3, 8], 3, {"decode"}),
+    ],
+)
+def test_what_no_sequence_needs_is_not_launched(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], known: int, launched: set[str]
+) -> None:
+    """Two query heads per key head: up to 8 tokens are one decode program."""
+    from samebits.kernels.ops.attention import dispatch
+
+    found: set[str] = set()
+    for name in ("decode", "prefill"):
+        monkeypatch.setattr(dispatch, name, lambda *_, name=name: found.add(name))
+    q, cache = torch.zeros(sum(lengths), 4, 64), torch.zeros(1, 16, 2, 64)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    table = torch.zeros(len(lengths), 1, dtype=torch.int32)
+    longest = max(lengths)
+    dispatch.run(q, cache, cache, table, starts, seq_lens, longest, longest, 0.1, min_query_len=known)
+    assert found == launched

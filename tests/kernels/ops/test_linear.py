@@ -80,7 +80,7 @@ def test_gradients_are_those_of_float64_within_rounding() -> None:
 def test_fake_and_autograd_are_registered_as_pytorch_wants_them() -> None:
     args = inputs.draw(SHAPE, 3, torch.float32, CPU, 3, False)
     leaves = tuple(args[name].requires_grad_() for name in ("x", "weight", "bias"))
-    torch.library.opcheck(linear_op, leaves)
+    torch.library.opcheck(linear_op.overload, leaves)
 
 
 @pytest.mark.parametrize(

@@ -188,3 +188,16 @@ def test_a_float32_head_is_taken_by_the_logits_processor_of_an_engine_that_asks_
     found = module._apply_head(SimpleNamespace(weight=weight), x, None)
     assert torch.equal(bits(found), bits(linear_float32(x, weight)))
     assert torch.equal(found.bfloat16(), linear(x, weight))
+
+
+def test_the_shortest_query_of_a_pass_is_noted_once_and_empty_ones_do_not_count() -> None:
+    from samebits.kernels.adapters.vllm.attention import NO_QUERY, SHORTEST, note_shortest
+
+    def noted(starts: list[int]) -> int:
+        common = SimpleNamespace(query_start_loc_cpu=torch.tensor(starts, dtype=torch.int32))
+        found: int = getattr(note_shortest(SimpleNamespace(), common), SHORTEST)
+        return found
+
+    assert noted([0, 5, 7, 20]) == 2
+    assert noted([0, 5, 7, 7, 7]) == 2, "padding has no query"
+    assert noted([0, 0]) == NO_QUERY
