@@ -15,6 +15,8 @@ import torch
 
 Fake = TypeVar("Fake", bound=Callable[..., Any])
 LIBRARY = torch.library.Library("samebits", "FRAGMENT")
+BODIES: dict[str, Callable[..., Any]] = {}
+"""Qualified name -> the function behind the operator."""
 
 
 class Operator:
@@ -53,6 +55,7 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
         schema = torch.library.infer_schema(body, mutates_args=())
         LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
         LIBRARY.impl(name, plain, "CompositeExplicitAutograd")
+        BODIES[f"samebits::{name}"] = body
         return Operator(name, body)
 
     return make

@@ -15,6 +15,8 @@ import torch
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from samebits.kernels.ops.register import BODIES
+
 BAND = 4096
 MARK = 0xA5
 POISON = {torch.bfloat16: 0x7FB5, torch.float16: 0x7DB5, torch.float32: 0x7FB5B5B5}
@@ -86,12 +88,14 @@ class GuardedAllocations(TorchDispatchMode):
 
 
 def body_of(func: Any, args: Any) -> Callable[..., Any]:
-    """The code behind an operator that is not PyTorch's own: the Python function of a custom_op, else the kernel of the
-    device (C++).
+    """The code behind an operator that is not PyTorch's own: its Python function, where it is one of the library's or a
+    custom_op, else the kernel of the device (C++).
     """
-    python = OPDEFS.get(func._schema.name)
-    if python is not None:
-        return python._init_fn  # type: ignore[no-any-return]
+    name = func._schema.name
+    if name in BODIES:
+        return BODIES[name]
+    if name in OPDEFS:
+        return OPDEFS[name]._init_fn  # type: ignore[no-any-return]
     device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
     return functools.partial(func._op_dk, KEYS[device])
 
