@@ -35,6 +35,25 @@ def processors_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
+@cache
+def l2_bytes_of(device: torch.device) -> int:
+    """Size of a GPU's L2."""
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def sections_for(key_heads: int, head_bytes: int, l2_bytes: int) -> int:
+    """Sections of key heads that prefill walks one after the other; head_bytes: keys and values of a sequence and head.
+
+    One where L2 holds the whole sequence; else so many that a section takes a third of L2. A batch of short sequences
+    must not be cut: all programs that run at once would be the first to read their keys.
+    """
+    sections = 1
+    if key_heads * head_bytes > l2_bytes:
+        while key_heads // sections % 2 == 0 and key_heads // sections * head_bytes > l2_bytes // 3:
+            sections *= 2
+    return sections
+
+
 def run(
     q: Tensor,
     k_cache: Tensor,
@@ -64,9 +83,10 @@ def run(
     if shortest * group <= ROWS:
         most_rows = min(max_query_len, ROWS // group)
         decode(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, most_rows, max_seq_len, scale, out)
-    if long_ones:
-        kernel = prefill_hopper if fits_hopper(q, k_cache, v_cache) else prefill
-        kernel(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, out)
+    if long_ones and fits_hopper(q, k_cache, v_cache):
+        prefill_hopper(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, max_seq_len, scale, out)
+    elif long_ones:
+        prefill(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, out)
     return out
 
 
@@ -224,23 +244,28 @@ def prefill_hopper(
     block_table: Tensor,
     cu_seqlens_q: Tensor,
     seq_lens: Tensor,
+    max_seq_len: int,
     scale: float,
     out: Tensor,
     leave: int = ROWS,
     cu_seqlens_k: Tensor | None = None,
     segment_tiles: int = SEGMENT_TILES,
 ) -> None:
-    """As `prefill`, in Gluon. cu_seqlens_k: the caches are one page that holds the keys of all sequences side by
-    side."""
+    """As `prefill`, in Gluon. max_seq_len: orders the programs, no more. cu_seqlens_k: the caches are one page that
+    holds the keys of all sequences side by side."""
     from samebits.kernels.ops.attention.boxes import of_queries, of_rows
     from samebits.kernels.ops.attention.gluon import prefill_hopper_kernel
+    from samebits.kernels.ops.attention.gluon_parts import ROWS as PART_ROWS
+    from samebits.kernels.ops.attention.gluon_parts import parts
 
     tokens, heads, size = q.shape
-    batch = seq_lens.shape[0]
+    batch, key_heads, part = seq_lens.shape[0], k_cache.shape[2], PART_ROWS.value
+    sections = sections_for(key_heads, max_seq_len * size * 2 * q.element_size(), l2_bytes_of(q.device))
+    blocks = tokens // (parts(size) * part) + batch
     ran("attention prefill (Hopper)")
     box = BOX_ROWS if cu_seqlens_k is not None else min(k_cache.shape[1], BOX_ROWS)
-    prefill_hopper_kernel[(heads, tokens // BLOCK + batch)](
-        of_queries(q, BLOCK // 2),
+    prefill_hopper_kernel[(heads // sections, blocks, sections)](
+        of_queries(q, part),
         of_rows(k_cache, box),
         of_rows(v_cache, box),
         out,
@@ -256,11 +281,10 @@ def prefill_hopper(
         k_cache.stride(2),
         v_cache.stride(2),
         heads,
-        heads // k_cache.shape[2],
+        heads // key_heads,
         leave,
         D=size,
         PAGE=k_cache.shape[1] if cu_seqlens_k is None else 0,
-        BOX=box,
         SEGMENT_TILES=segment_tiles,
         num_warps=4,
     )

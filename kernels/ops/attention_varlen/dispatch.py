@@ -19,5 +19,16 @@ def run(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: int, s
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.shape[0]:
         no_table = lengths[:, None]
-        paged.prefill_hopper(q, *one_page, no_table, cu_seqlens, lengths, scale, out, leave=0, cu_seqlens_k=cu_seqlens)
+        paged.prefill_hopper(
+            q,
+            *one_page,
+            no_table,
+            cu_seqlens,
+            lengths,
+            max_seq_len,
+            scale,
+            out,
+            leave=0,
+            cu_seqlens_k=cu_seqlens,
+        )
     return out

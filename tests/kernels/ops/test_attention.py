@@ -11,7 +11,7 @@ from tests.kernels.ops.heavy import interpreted, raw, unequal_rows
 from samebits.kernels.ops.attention import contract as contract_module
 from samebits.kernels.ops.attention import inputs
 from samebits.kernels.ops.attention.contract import contract
-from samebits.kernels.ops.attention.dispatch import splits_for
+from samebits.kernels.ops.attention.dispatch import sections_for, splits_for
 from samebits.kernels.ops.attention.op import attention, attention_op
 from samebits.kernels.ops.attention.reference import reference
 from samebits.kernels.ops.attention_varlen import inputs as varlen_inputs
@@ -116,6 +116,15 @@ def test_a_call_outside_the_contract_is_refused_with_its_reason(change: Any, wor
     args = inputs.assemble(SHAPE, [(one, 10, 20)], 14, False)
     with pytest.raises(ValueError, match=f"samebits attention: .*{word}"):
         attention(**{**args, **change(args)})
+
+
+def test_prefill_cuts_key_heads_in_sections_only_where_one_sequence_exceeds_l2() -> None:
+    head_bytes, l2 = 16384 * 128 * 4, 60 << 20
+    assert sections_for(8, head_bytes // 2, l2) == 1
+    assert sections_for(8, head_bytes, l2) == 4
+    assert sections_for(6, 2 * head_bytes, l2) == 2
+    assert sections_for(1, 64 * head_bytes, l2) == 1
+    assert all(heads % sections_for(heads, 9 * head_bytes, l2) == 0 for heads in range(1, 33))
 
 
 def test_splits_fill_the_gpu_and_never_outnumber_the_segments() -> None:
