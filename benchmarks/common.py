@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import runpy
 import shutil
 import subprocess
@@ -78,3 +79,10 @@ def write_model(folder: Path, shape: str, device: str, env: dict[str, str], laye
         raise SystemExit(f"{folder} holds another model, or half a one: remove it, or choose another folder")
     subprocess.run([sys.executable, "-c", MAKE, str(folder), device, sizes, FAMILY[shape]], env=env, check=True)
     ready.write_text(sizes, encoding="utf-8")
+
+
+def processor() -> str:
+    """The host's processor and how many of it there are: small models wait for the host as much as for the GPU."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").is_file() else []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{named[0] if named else platform.processor()}, {os.cpu_count()} in sight"

@@ -5,7 +5,9 @@
 Each arm is an engine in its own process with its own compile cache; all are up together and take turns, so that clocks
 and temperature are shared. Arguments are vLLM's defaults but for lengths and the size of the KV cache, equal for all. A
 round runs a fixed number of requests (prompts of 128 to 767 tokens, 256 new tokens, logprobs of the sampled tokens),
-as many in flight as the concurrency says; how many is measured on the first arm, so that it takes at least --seconds.
+as many in flight as the concurrency says; how many is measured on the first arm, so that it takes at least --seconds. A
+round is cut into slices, and the arms take turns slice by slice: hosts were seen to change speed by a quarter within a
+minute.
 Afterwards the trainer with the table "samebits" recomputes the sampled tokens of the samebits arm (not for dummy
 weights).
 
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import SHAPES, linked, write_model
+from common import SHAPES, linked, processor, write_model
 from engines import ARMS, Engine, score, write_config
 
 KV_GIB = {"cuda": 28, "cpu": 1}
@@ -94,6 +96,29 @@ def work_of(seed: int, count: int, vocabulary: int, prompt: list[int]) -> dict[s
     }
 
 
+def in_turn(
+    engines: list[Engine], works: list[dict[str, int]], keep: bool, turn: int, size: dict[str, int]
+) -> list[dict[str, Any]]:
+    """One round: every slice of the work on each arm in turn, so that what slows the host for seconds slows all.
+
+    A row per arm: sums, the median of its slices' median steps, its longest step.
+    """
+    found: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
+    for part, work in enumerate(works):
+        for engine in engines if (turn + part) % 2 == 0 else engines[::-1]:
+            kept = keep and engine.name == "samebits"
+            found[engine.name].append(engine.ask("generate", prompts=work, keep=kept, **size))
+    rows = []
+    for name, parts in found.items():
+        seconds, tokens = (sum(part[key] for part in parts) for key in ("seconds", "tokens"))
+        row = {"arm": name, "seconds": seconds, "tokens": tokens, "tokens_per_s": tokens / seconds}
+        row["slices"] = [round(part["tokens"] / part["seconds"], 1) for part in parts]
+        row["median_step_ms"] = statistics.median(part["median_step_ms"] for part in parts)
+        row["longest_step_ms"] = max(part["longest_step_ms"] for part in parts)
+        rows.append(row)
+    return rows
+
+
 def measure(engines: list[Engine], options: argparse.Namespace, result: Result, ends: float) -> None:
     """All rounds, into the result: arm, concurrency, round, tokens, seconds. None is begun that would end after `ends`
     (of time.monotonic)."""
@@ -112,22 +137,22 @@ def measure(engines: list[Engine], options: argparse.Namespace, result: Result, 
                 warm = engine.ask("generate", prompts=work, keep=False, **size)
             if engine is engines[0]:
                 waves = options.seconds / warm["seconds"]
-        count = max(concurrency, round(waves * 1.1 * concurrency))
+        slices = max(1, min(options.slices, round(waves)))
+        count = max(concurrency, round(waves * 1.1 * concurrency / slices))
         took = 0.0
         for turn in range(options.rounds):
             begun = time.monotonic()
             if begun + took > ends:
                 left.append(f"concurrency {concurrency}, rounds from {turn}")
                 break
-            for engine in engines if turn % 2 == 0 else engines[::-1]:
-                if turn and engine.name in options.once:
-                    continue
-                work = work_of(1000 * concurrency + 10 + turn, count, vocabulary, options.prompt)
-                keep = engine.name == "samebits" and not options.dummy and turn < options.score_rounds
-                found = engine.ask("generate", prompts=work, keep=keep, **size)
-                row = {"arm": engine.name, "concurrency": concurrency, "round": turn} | found
-                row["tokens_per_s"] = row["tokens"] / row["seconds"]
-                result.row(row)
+            awake = [engine for engine in engines if not (turn and engine.name in options.once)]
+            keep = not options.dummy and turn < options.score_rounds
+            works = [
+                work_of(1000 * concurrency + 10 + turn * slices + part, count, vocabulary, options.prompt)
+                for part in range(slices)
+            ]
+            for row in in_turn(awake, works, keep, turn, size):
+                result.row({"concurrency": concurrency, "round": turn} | row)
                 print(json.dumps(row), flush=True)
             took = time.monotonic() - begun
     if left:
@@ -185,6 +210,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--concurrency", nargs="*", type=int, default=[8, 64, 256])
     parser.add_argument("--seconds", type=float, default=10.0, help="shortest round of the default arm")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--slices", type=int, default=5, help="a round's work, in so many pieces between the arms' turns"
+    )
     parser.add_argument("--warm", type=int, default=2, help="warm-up waves per arm and concurrency")
     parser.add_argument("--once", nargs="*", choices=ARMS, default=[], help="arms that run in the first round only")
     parser.add_argument("--total", type=float, default=3600.0, help="wall time of all; rounds that do not fit are left")
@@ -211,7 +239,7 @@ def main() -> None:
     model = work / f"model-{options.shape}{'-dummy' if options.dummy else ''}"
     settings = settings_of(options, model)
     result = Result.of(options.out / f"throughput-{options.shape}.json")
-    result.put(shape=options.shape, arms=options.arms, settings=settings, seconds=options.seconds)
+    result.put(shape=options.shape, arms=options.arms, settings=settings, seconds=options.seconds, host=processor())
     engines = [Engine.start(arm, settings, env, work, ARMS[arm]) for arm in options.arms]
     if options.dummy:
         write_config(model, options.shape)

@@ -28,11 +28,12 @@ class Engine:
 
     def ask(self, _do: str, prompts: dict[str, int], keep: bool, **size: int) -> dict[str, float]:
         self.asked.append(f"{self.name} {size['concurrency']} {prompts['seed']} {prompts['count']} {keep}")
-        return {"seconds": 5.0, "tokens": 1000.0 if self.name == "default" else 900.0}
+        steps = {"median_step_ms": 2.0, "longest_step_ms": 9.0 + prompts["seed"] % 10}
+        return {"seconds": 5.0, "tokens": 1000.0 if self.name == "default" else 900.0} | steps
 
 
 def options(**changed: Any) -> argparse.Namespace:
-    usual = {"shape": "tiny", "concurrency": [8], "rounds": 3, "warm": 1, "once": [], "seconds": 10.0}
+    usual = {"shape": "tiny", "concurrency": [8], "rounds": 3, "slices": 1, "warm": 1, "once": [], "seconds": 10.0}
     more = {"dummy": False, "score_rounds": 99, "new_tokens": 4, "prompt": [3, 9]}
     return argparse.Namespace(**(usual | more | changed))
 
@@ -51,6 +52,23 @@ def test_arms_take_turns_over_the_same_prompts(throughput: Any, tmp_path: Path) 
     held = json.loads((tmp_path / "x.json").read_text())
     assert held["summary"]["8"]["samebits"] == {"median": 180.0, "range": [180.0, 180.0], "rounds": 3, "ratio": 0.9}
     assert held["summary"]["8"]["batch_invariant"]["rounds"] == 1
+
+
+def test_a_round_is_cut_into_slices_that_the_arms_take_in_turn(throughput: Any, tmp_path: Path) -> None:
+    asked: list[str] = []
+    result = throughput.Result.of(tmp_path / "x.json")
+    result.put(arms="all")
+    engines = [Engine(name, asked) for name in ("default", "samebits")]
+    throughput.measure(engines, options(slices=5, rounds=1, seconds=15.0), result, time.monotonic() + 9999)
+    order = [line.split()[0] for line in asked[2:]]
+    assert order == ["default", "samebits", "samebits", "default", "default", "samebits"], "3 waves: 3 slices of the 5"
+    assert [line.split()[2] for line in asked[2:]] == ["8010", "8010", "8011", "8011", "8012", "8012"]
+    assert {line.split()[3] for line in asked[2:]} == {"9"}, "not fewer than are in flight"
+    ours, theirs = json.loads((tmp_path / "x.json").read_text())["rows"][::-1]
+    assert (theirs["tokens"], theirs["seconds"], ours["tokens"]) == (3000.0, 15.0, 2700.0)
+    assert ours["slices"] == [180.0] * 3
+    assert ours["longest_step_ms"] == 11.0
+    assert ours["median_step_ms"] == 2.0
 
 
 def test_what_does_not_fit_is_left_and_said(throughput: Any, tmp_path: Path) -> None:
