@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 from common import FAMILY, READY, SHAPES
 
 HERE = Path(__file__).resolve().parent
@@ -97,6 +98,14 @@ class Engine:
         self.process.stdin.write(json.dumps({"do": do} | order) + "\n")
         self.process.stdin.flush()
         return self.answer()
+
+    def pin(self, cpus: set[int]) -> None:
+        """All threads of the child and of its children onto these processors; threads they start later follow."""
+        child = psutil.Process(self.process.pid)
+        for process in (child, *child.children(recursive=True)):
+            for thread in process.threads():
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, cpus)
 
     def end(self) -> None:
         """Let the child end, without waiting for it."""

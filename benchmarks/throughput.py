@@ -6,8 +6,8 @@ Each arm is an engine in its own process with its own compile cache; all are up 
 and temperature are shared. Arguments are vLLM's defaults but for lengths and the size of the KV cache, equal for all. A
 round runs a fixed number of requests (prompts of 128 to 767 tokens, 256 new tokens, logprobs of the sampled tokens),
 as many in flight as the concurrency says; how many is measured on the first arm, so that it takes at least --seconds. A
-round is cut into slices, and the arms take turns slice by slice: hosts were seen to change speed by a quarter within a
-minute.
+round is cut into slices, and the arms take turns slice by slice on the same processors: hosts were seen to change speed
+by a quarter within a minute, and small models wait for the host.
 Afterwards the trainer with the table "samebits" recomputes the sampled tokens of the samebits arm (not for dummy
 weights).
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -213,6 +214,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--slices", type=int, default=5, help="a round's work, in so many pieces between the arms' turns"
     )
+    parser.add_argument("--pin", type=int, default=6, help="processors that all arms share once they are up; 0: all")
     parser.add_argument("--warm", type=int, default=2, help="warm-up waves per arm and concurrency")
     parser.add_argument("--once", nargs="*", choices=ARMS, default=[], help="arms that run in the first round only")
     parser.add_argument("--total", type=float, default=3600.0, help="wall time of all; rounds that do not fit are left")
@@ -247,6 +249,11 @@ def main() -> None:
         write_model(model, options.shape, options.device, env)
     print(f"model written in {time.monotonic() - begun:.0f} s", flush=True)
     engines = up(engines, result)
+    cpus = set(sorted(os.sched_getaffinity(0))[: options.pin]) if options.pin else set()
+    if cpus:
+        result.put(cpus=sorted(cpus))
+        for engine in engines:
+            engine.pin(cpus)
     scoring = "samebits" in options.arms and not options.dummy
     ends = begun + options.total - (options.score_seconds + SCORE_START_S if scoring and not options.no_score else 0)
     measure(engines, options, result, ends)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -95,3 +99,27 @@ def test_pieces_merge_and_a_ratio_is_taken_within_its_piece(throughput: Any, tmp
     assert len(held["pieces"]) == 2
     assert held["summary"]["8"]["samebits"]["ratio"] == 1.1
     assert held["summary"]["8"]["batch_invariant"]["ratio"] == 0.8, "not 40 over the median of both default runs"
+
+
+def test_a_child_and_its_own_child_are_pinned_with_all_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    engines = importlib.import_module("engines")
+    code = (
+        "import threading, time, subprocess, sys; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    inner = f"{code}; print(1, flush=True); time.sleep(60)"
+    outer = f"{code}; subprocess.run([sys.executable, '-c', {inner!r}])"
+    one = {min(os.sched_getaffinity(0))}
+    with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            whole = psutil.Process(process.pid)
+            (child,) = whole.children()
+            engines.Engine("x", process, None, None).pin(one)
+            ids = [thread.id for part in (whole, child) for thread in part.threads()]
+            assert len(ids) >= 4
+            assert all(os.sched_getaffinity(thread) == one for thread in ids)
+        finally:
+            for part in (child, whole):
+                part.kill()
