@@ -9,34 +9,35 @@ Legend: B sequences, H query heads, G key heads, E head size, M sampled rows, K 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from samebits.kernels.adapters.vllm.attention import split
 from samebits.kernels.ops.attention.layout import SEGMENT
+from samebits.kernels.ops.linear.op import direct, linear_float32
+from samebits.kernels.ops.logprob.op import direct as logprob
 
 
 def warm(worker: Any) -> None:
     """Run each form once, on the worker's weights and its still empty cache; nothing is written but outputs."""
     config, model = worker.vllm_config, worker.model_runner.get_model()
-    most = config.scheduler_config.max_num_seqs
+    most, given = config.scheduler_config.max_num_seqs, config.model_config
+    wide = getattr(given, "head_dtype", given.dtype) == torch.float32 != given.dtype
     with torch.inference_mode():
-        sampled(model.lm_head.weight.data, most)
+        sampled(model.lm_head.weight.data, most, linear_float32 if wide else direct)
         for module in model.modules():
             if getattr(module, "kv_cache", None) is not None and module.kv_cache.numel():
                 impl = module.impl
                 keys, values = split(module.kv_cache, impl.head_size)
-                attended(keys, values, impl.num_heads, most, config.model_config.max_model_len, impl.scale)
+                attended(keys, values, impl.num_heads, most, given.max_model_len, impl.scale)
                 break
     torch.cuda.synchronize()
 
 
-def sampled(weight_VK: torch.Tensor, most: int) -> None:
+def sampled(weight_VK: torch.Tensor, most: int, linear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
     """lm_head for 1 to `most` rows, and logprobs of its logits, also in float32 (where a temperature is applied)."""
-    from samebits.kernels.ops.linear.op import direct as linear
-    from samebits.kernels.ops.logprob.op import direct as logprob
-
     rows_MK = weight_VK.new_zeros((most, weight_VK.shape[1]))
     for count in range(1, most + 1):
         logits_MV = linear(rows_MK[:count], weight_VK)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from samebits.kernels.adapters.vllm import warm
 from samebits.kernels.ops.attention.dispatch import decode_form
+from samebits.kernels.ops.linear.op import direct, linear_float32
 from samebits.kernels.ops.ran import counts
 
 H200 = 132
@@ -37,9 +41,12 @@ def test_every_form_of_decode_is_compiled_and_leaving_one_out_is_seen() -> None:
         assert missing(warmed[1:], key_heads, most, longest), "the check sees nothing"
 
 
-def test_lm_head_runs_for_every_number_of_sampled_rows_and_logprob_for_both_dtypes() -> None:
+@pytest.mark.parametrize(
+    ("product", "name"), [(direct, "linear contract"), (linear_float32, "linear float32 contract")]
+)
+def test_lm_head_runs_for_every_number_of_sampled_rows_and_logprob_for_both_dtypes(product: Any, name: str) -> None:
     before = counts()
-    warm.sampled(torch.randn(64, 16).bfloat16(), 5)
+    warm.sampled(torch.randn(64, 16).bfloat16(), 5, product)
     after = counts()
-    assert after["linear contract"] - before.get("linear contract", 0) == 5
+    assert after[name] - before.get(name, 0) == 5
     assert after["logprob"] - before.get("logprob", 0) == 2
