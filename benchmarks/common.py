@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import runpy
 import shutil
 import subprocess
@@ -81,8 +80,12 @@ def write_model(folder: Path, shape: str, device: str, env: dict[str, str], laye
     ready.write_text(sizes, encoding="utf-8")
 
 
-def processor() -> str:
-    """The host's processor and how many of it there are: small models wait for the host as much as for the GPU."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").is_file() else []
-    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{named[0] if named else platform.processor()}, {os.cpu_count()} in sight"
+def processor(env: dict[str, str]) -> str:
+    """The host's processor and how many of it there are: small models wait for the host as much as for the GPU.
+
+    Args:
+        env: of `linked`.
+    """
+    code = "from samebits.kernels.adapters.setup.machine import cpu_model; print(cpu_model())"
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
+    return f"{done.stdout.strip()}, {os.cpu_count()} in sight"

@@ -241,7 +241,8 @@ def main() -> None:
     model = work / f"model-{options.shape}{'-dummy' if options.dummy else ''}"
     settings = settings_of(options, model)
     result = Result.of(options.out / f"throughput-{options.shape}.json")
-    result.put(shape=options.shape, arms=options.arms, settings=settings, seconds=options.seconds, host=processor())
+    result.put(shape=options.shape, arms=options.arms, settings=settings, seconds=options.seconds)
+    result.put(host=processor(env))
     engines = [Engine.start(arm, settings, env, work, ARMS[arm]) for arm in options.arms]
     if options.dummy:
         write_config(model, options.shape)

@@ -19,7 +19,7 @@ BODIES: dict[str, Callable[..., Any]] = {}
 """Qualified name -> the function behind the operator."""
 
 
-class Operator:
+class Dispatched:
     """`samebits::NAME`: called like its function; a fake and a gradient are registered as for custom_op."""
 
     def __init__(self, name: str, body: Callable[..., Any]) -> None:
@@ -40,12 +40,12 @@ class Operator:
         torch.library.register_autograd(self.name, backward, setup_context=setup_context, lib=LIBRARY)
 
 
-def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
+def dispatched(name: str) -> Callable[[Callable[..., Any]], Dispatched]:
     """Decorator: an annotated function as the operator `samebits::NAME`, which changes no argument and returns only new
     tensors.
     """
 
-    def make(body: Callable[..., Any]) -> Operator:
+    def make(body: Callable[..., Any]) -> Dispatched:
         @functools.wraps(body)
         def plain(*args: Any, **kwargs: Any) -> Any:
             # An engine's weights are a subclass of Parameter, whose every attribute would be asked for in Python.
@@ -56,6 +56,6 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
         LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
         LIBRARY.impl(name, plain, "CompositeExplicitAutograd")
         BODIES[f"samebits::{name}"] = body
-        return Operator(name, body)
+        return Dispatched(name, body)
 
     return make

@@ -19,8 +19,8 @@ def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tenso
     """logits [M, V], token_ids [M, C] -> float32 [M, C], nats."""
     ids_MC = token_ids.to(torch.int64)
     if ids_MC.shape[1] == 1:
-        return direct(logits, ids_MC[:, 0].contiguous())[:, None]
-    return torch.stack([direct(logits, ids_M.contiguous()) for ids_M in ids_MC.unbind(1)], 1)
+        return direct(logits, ids_MC[:, 0])[:, None]
+    return torch.stack([direct(logits, ids_M) for ids_M in ids_MC.unbind(1)], 1)
 
 
 def put(runner: Any) -> str:

@@ -9,10 +9,10 @@ from torch import Tensor
 from samebits.kernels.ops.attention.checks import check
 from samebits.kernels.ops.attention.contract import contract
 from samebits.kernels.ops.ran import ran
-from samebits.kernels.ops.register import operator
+from samebits.kernels.ops.register import dispatched
 
 
-@operator("attention")
+@dispatched("attention")
 def attention_op(
     q: Tensor,
     k_cache: Tensor,

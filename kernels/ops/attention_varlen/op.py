@@ -11,10 +11,10 @@ from torch import Tensor
 from samebits.kernels.ops.attention.checks import check as check_paged
 from samebits.kernels.ops.attention_varlen.contract import check, contract, contract_backward
 from samebits.kernels.ops.ran import ran
-from samebits.kernels.ops.register import operator
+from samebits.kernels.ops.register import dispatched
 
 
-@operator("attention_varlen")
+@dispatched("attention_varlen")
 def attention_varlen_op(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: int, scale: float) -> Tensor:
     """See README.md."""
     check(q, k, v, cu_seqlens)
@@ -32,7 +32,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: int, sca
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
-@operator("attention_varlen_backward")
+@dispatched("attention_varlen_backward")
 def backward_op(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq_len: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:

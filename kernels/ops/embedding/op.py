@@ -9,12 +9,12 @@ import torch
 from samebits.kernels.ops.check import refuse, require_float
 from samebits.kernels.ops.embedding.contract import contract, contract_backward
 from samebits.kernels.ops.ran import ran
-from samebits.kernels.ops.register import operator
+from samebits.kernels.ops.register import dispatched
 
 NAME = "embedding"
 
 
-@operator("embedding")
+@dispatched("embedding")
 def forward_op(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rows of README.md."""
     require_float(NAME, "table", table)
@@ -36,7 +36,7 @@ def forward_op(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return contract(ids, table)
 
 
-@operator("embedding_backward")
+@dispatched("embedding_backward")
 def backward_op(grad: torch.Tensor, ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """Gradient of the table."""
     if grad.is_cuda:

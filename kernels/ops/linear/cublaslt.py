@@ -178,7 +178,6 @@ def _destroy(desc: ctypes.c_void_p, layouts: tuple[ctypes.c_void_p, ...]) -> Non
         _library().cublasLtMatrixLayoutDestroy(layout)
 
 
-@cache
 def _plan(problem: Problem, pinned: str | None) -> _Plan:
     if pinned is None:
         favourites = choices(problem)

@@ -10,10 +10,10 @@ from torch import Tensor
 from samebits.kernels.ops.linear.checks import check
 from samebits.kernels.ops.linear.contract import contract, contract_backward, contract_wide
 from samebits.kernels.ops.ran import ran
-from samebits.kernels.ops.register import operator
+from samebits.kernels.ops.register import dispatched
 
 
-@operator("linear")
+@dispatched("linear")
 def linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See README.md."""
     return direct(x, weight, bias)
@@ -57,7 +57,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-@operator("linear_float32")
+@dispatched("linear_float32")
 def wide_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See README.md."""
     check(x, weight, bias)

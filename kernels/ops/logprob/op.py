@@ -9,7 +9,7 @@ import torch
 from samebits.kernels.ops.check import refuse, require, require_dense, require_float
 from samebits.kernels.ops.logprob.contract import contract_backward, contract_with_state
 from samebits.kernels.ops.ran import ran
-from samebits.kernels.ops.register import operator
+from samebits.kernels.ops.register import dispatched
 
 NAME = "logprob"
 
@@ -41,11 +41,18 @@ def check(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
         )
 
 
-@operator("logprob")
+@dispatched("logprob")
 def forward_op(
     logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logprob, top, total) of README.md; the last two are for the backward."""
+    return with_state(logits, targets, temperature)
+
+
+def with_state(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The operator's body."""
     check(logits, targets, temperature)
     ran(NAME)
     if logits.is_cuda:
@@ -55,7 +62,7 @@ def forward_op(
     return contract_with_state(logits, targets, temperature)
 
 
-@operator("logprob_backward")
+@dispatched("logprob_backward")
 def backward_op(
     grad: torch.Tensor,
     logits: torch.Tensor,
@@ -124,10 +131,4 @@ def logprob(
 
 def direct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """`logprob` without a gradient and past the dispatcher: for a sampler, once per step of an engine."""
-    check(logits, targets, None)
-    ran(NAME)
-    if logits.is_cuda:
-        from samebits.kernels.ops.logprob.triton import run
-
-        return run(logits, targets)
-    return contract_with_state(logits, targets, None)[0]
+    return with_state(logits, targets)[0]

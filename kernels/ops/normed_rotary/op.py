@@ -7,7 +7,7 @@ import torch
 from samebits.kernels.ops.check import refuse, require_same
 from samebits.kernels.ops.normed_rotary.contract import contract
 from samebits.kernels.ops.ran import ran
-from samebits.kernels.ops.register import operator
+from samebits.kernels.ops.register import dispatched
 from samebits.kernels.ops.rotary.op import check as check_rotary
 
 NAME = "normed_rotary"
@@ -15,7 +15,7 @@ SIZES = (64, 128)
 """Head sizes on CUDA."""
 
 
-@operator("normed_rotary")
+@dispatched("normed_rotary")
 def forward_op(
     q: torch.Tensor,
     k: torch.Tensor,

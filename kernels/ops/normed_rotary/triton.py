@@ -97,7 +97,7 @@ def blocking(tokens: int) -> tuple[int, int]:
     return (4, 1) if tokens <= 256 else (8, 1)
 
 
-def launch(
+def run(
     q: torch.Tensor,
     k: torch.Tensor,
     q_weight: torch.Tensor,
@@ -105,11 +105,11 @@ def launch(
     eps: float,
     positions: torch.Tensor,
     cache: torch.Tensor,
-    heads: int,
-    warps: int,
+    blocks: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`run` with `heads` heads per block (a power of two) and `warps` warps."""
+    """See README.md. blocks: heads per block (a power of two) and warps, in place of those of `blocking`."""
     tokens, q_heads, width = q.shape
+    heads, warps = blocks or blocking(tokens)
     k_heads = k.shape[1]
     half, unit = width // 2, unit_of(q.dtype)
     tile = min(heads, max(1, WARP * warps * unit // half))
@@ -140,16 +140,3 @@ def launch(
             enable_fp_fusion=False,
         )
     return q_out, k_out
-
-
-def run(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    q_weight: torch.Tensor,
-    k_weight: torch.Tensor,
-    eps: float,
-    positions: torch.Tensor,
-    cache: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See README.md."""
-    return launch(q, k, q_weight, k_weight, eps, positions, cache, *blocking(q.shape[0]))

@@ -8,7 +8,7 @@ import torch
 
 from samebits.kernels.ops.check import refuse, require_dense, require_float, require_same
 from samebits.kernels.ops.ran import ran
-from samebits.kernels.ops.register import operator
+from samebits.kernels.ops.register import dispatched
 from samebits.kernels.ops.rms_norm.contract import contract, contract_backward
 
 NAME = "rms_norm"
@@ -29,7 +29,7 @@ def check(x: torch.Tensor, weight: torch.Tensor | None, residual: torch.Tensor |
             require_dense(NAME, name, value)
 
 
-@operator("rms_norm")
+@dispatched("rms_norm")
 def plain_op(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """y of README.md."""
     check(x, weight)
@@ -41,7 +41,7 @@ def plain_op(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.
     return contract(x, weight, eps)  # type: ignore[return-value]
 
 
-@operator("add_rms_norm")
+@dispatched("add_rms_norm")
 def add_op(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +55,7 @@ def add_op(
     return contract(x, weight, eps, residual)  # type: ignore[return-value]
 
 
-@operator("rms_norm_backward")
+@dispatched("rms_norm_backward")
 def backward_op(
     grad: torch.Tensor, s: torch.Tensor, weight: torch.Tensor | None, eps: float, grad_s: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 
 from samebits.kernels.ops.check import refuse, require, require_dense, require_float, require_same
 from samebits.kernels.ops.ran import ran
-from samebits.kernels.ops.register import operator
+from samebits.kernels.ops.register import dispatched
 from samebits.kernels.ops.rotary.contract import contract, contract_backward
 
 NAME = "rotary"
@@ -47,7 +47,7 @@ def _shapes(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: to
     return f"q {tuple(q.shape)}, k {tuple(k.shape)}, positions {tuple(positions.shape)}, cache {tuple(cache.shape)}"
 
 
-@operator("rotary")
+@dispatched("rotary")
 def forward_op(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +61,7 @@ def forward_op(
     return contract(q, k, positions, cache)
 
 
-@operator("rotary_backward")
+@dispatched("rotary_backward")
 def backward_op(
     grad_q: torch.Tensor, grad_k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,13 +8,13 @@ import torch
 
 from samebits.kernels.ops.check import refuse, require_dense, require_float, require_same
 from samebits.kernels.ops.ran import ran
-from samebits.kernels.ops.register import operator
+from samebits.kernels.ops.register import dispatched
 from samebits.kernels.ops.silu_mul.contract import contract, contract_backward
 
 NAME = "silu_mul"
 
 
-@operator("silu_mul")
+@dispatched("silu_mul")
 def forward_op(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """y of README.md."""
     require_float(NAME, "gate", gate)
@@ -31,7 +31,7 @@ def forward_op(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return contract(gate, up)
 
 
-@operator("silu_mul_backward")
+@dispatched("silu_mul_backward")
 def backward_op(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of gate and up."""
     if gate.is_cuda:

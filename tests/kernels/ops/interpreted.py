@@ -20,6 +20,14 @@ def outputs(value: Any) -> tuple[torch.Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+def same(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
+    """Whether all outputs have the shapes and the bits of the expected ones."""
+    return all(
+        g.shape == e.shape and torch.equal(g.view(torch.uint8), e.contiguous().view(torch.uint8))
+        for g, e in zip(got, expected, strict=True)
+    )
+
+
 def forward_differences(op: Operator) -> tuple[int, list[str]]:
     """(elements compared, cases that differ)."""
     run, compared, wrong = op.module("triton").run, 0, []
@@ -28,11 +36,7 @@ def forward_differences(op: Operator) -> tuple[int, list[str]]:
             for case in op.inputs.cases(shape, dtype, CPU, True):
                 got, expected = outputs(run(**case.args)), outputs(op.contract(**case.args))
                 compared += sum(e.numel() for e in expected)
-                same = all(
-                    g.shape == e.shape and torch.equal(g.view(torch.uint8), e.contiguous().view(torch.uint8))
-                    for g, e in zip(got, expected, strict=True)
-                )
-                wrong += [] if same else [f"{dtype} {dict(shape)} {case.name}"]
+                wrong += [] if same(got, expected) else [f"{dtype} {dict(shape)} {case.name}"]
     return compared, wrong
 
 

@@ -13,6 +13,7 @@ import warnings
 from unittest.mock import patch
 
 import torch
+from interpreted import same
 
 from samebits.kernels.ops.lanes import unit_of
 from samebits.kernels.ops.normed_rotary import triton as kernel
@@ -38,13 +39,9 @@ def differing(blockings: tuple[tuple[int, int], ...]) -> tuple[int, list[str]]:
         for part in expected:
             part[:2] = float("nan")
         for heads, warps in blockings:
-            got = kernel.launch(**args, heads=heads, warps=warps)
+            got = kernel.run(**args, blocks=(heads, warps))
             compared += sum(part.numel() for part in expected)
-            same = all(
-                g.shape == e.shape and torch.equal(g.view(torch.uint8), e.contiguous().view(torch.uint8))
-                for g, e in zip(got, expected, strict=True)
-            )
-            wrong += [] if same else [f"{dtype}: {heads} heads per block, {warps} warps"]
+            wrong += [] if same(got, expected) else [f"{dtype}: {heads} heads per block, {warps} warps"]
     return compared, wrong
 
 
