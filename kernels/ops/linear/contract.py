@@ -1,8 +1,8 @@
-"""The bits of the linear operator: the plainest kernel. M rows, N outputs, K reduced.
+"""The bits of the linear operator: the plainest kernel. M rows, N outputs, K reduced in S segments.
 
-CUDA: one tile per program, one loop over K, one float32 accumulator that every 16-wide MMA step adds into, K ascending.
-CPU: the same chain one K at a time, written with elementwise PyTorch, whose result for a row cannot depend on other
-rows.
+CUDA: one tile per program, one loop over K, one float32 accumulator that every 16-wide MMA step adds into, K ascending,
+begun anew for each segment. CPU: the same chains one K at a time, written with elementwise PyTorch, whose result for a
+row cannot depend on other rows. Both add the sums of the segments in ascending order.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from samebits.kernels.ops.linear.checks import check
+from samebits.kernels.ops.linear.segments import length, segments
 
 
 def contract(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -29,19 +30,29 @@ def _contract(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     if x.device.type == "cpu":
         y_MN = _on_cpu(x_MK, weight, bias).to(dtype)
     else:
+        from samebits.kernels.ops.linear.segments_triton import walk
         from samebits.kernels.ops.linear.triton import PLAIN, chain
 
-        y_MN = chain(x_MK, weight, bias, PLAIN, dtype)
+        y_MN = (chain if segments(x_MK.shape[1]) == 1 else walk)(x_MK, weight, bias, PLAIN, dtype)
     return y_MN.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def _on_cpu(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None) -> Tensor:
-    acc_MN = torch.zeros(x_MK.shape[0], weight_NK.shape[0], dtype=torch.float32)
-    x_KM, weight_KN = x_MK.float().T.contiguous(), weight_NK.float().T.contiguous()
-    for x_M, weight_N in zip(x_KM, weight_KN, strict=True):
-        acc_MN += x_M[:, None] * weight_N
+    L = length(x_MK.shape[1])
+    first, *later = zip(x_MK.split(L, 1), weight_NK.split(L, 1), strict=True)
+    total_MN = _chain_on_cpu(*first)
+    for x_ML, weight_NL in later:
+        total_MN += _chain_on_cpu(x_ML, weight_NL)
     if bias is not None:
-        acc_MN += bias.float()
+        total_MN += bias.float()
+    return total_MN
+
+
+def _chain_on_cpu(x_ML: Tensor, weight_NL: Tensor) -> Tensor:
+    acc_MN = torch.zeros(x_ML.shape[0], weight_NL.shape[0], dtype=torch.float32)
+    x_LM, weight_LN = x_ML.float().T.contiguous(), weight_NL.float().T.contiguous()
+    for x_M, weight_N in zip(x_LM, weight_LN, strict=True):
+        acc_MN += x_M[:, None] * weight_N
     return acc_MN
 
 

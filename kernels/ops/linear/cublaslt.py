@@ -3,6 +3,7 @@
 No switch of the process is touched: PyTorch's own matmuls in the same process keep their algorithms and bits. The
 library is the one
 PyTorch has already loaded; no workspace is given, and reductions across thread blocks are masked out of the search.
+Where the contract cuts K into segments, they are a batch of such products with float32 results, folded elsewhere.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 # Values of cublasLt.h (cuBLAS 12 and 13).
 _COMPUTE_32F, _R_32F, _R_16F, _R_16BF, _OP_T = 68, 0, 2, 14, 1
 _DESC_TRANS_A, _DESC_EPILOGUE, _DESC_BIAS_POINTER, _DESC_BIAS_TYPE, _EPILOGUE_BIAS = 3, 7, 8, 26, 4
+_LAYOUT_BATCH, _LAYOUT_STRIDE = 5, 6
 _PREF_WORKSPACE, _PREF_REDUCTION, _PREF_ALIGN_A = 1, 3, 5
 _CONFIG_SPLIT_K, _CONFIG_REDUCTION = 2, 3
 _TYPES = {torch.bfloat16: _R_16BF, torch.float16: _R_16F}
@@ -42,7 +44,7 @@ class _Choice(ctypes.Structure):
 
 @dataclass(slots=True, frozen=True)
 class Problem:
-    """What an algorithm is chosen for."""
+    """What an algorithm is chosen for. segments above 1: a batch of products, one for each segment of K, in float32."""
 
     M: int
     N: int
@@ -50,6 +52,7 @@ class Problem:
     dtype: torch.dtype
     has_bias: bool
     device: int
+    segments: int = 1
 
 
 @dataclass(slots=True)
@@ -94,7 +97,10 @@ def _handle(device: int) -> ctypes.c_void_p:
 
 
 def _set(
-    function: str, target: ctypes.c_void_p, attribute: int, value: ctypes.c_int32 | ctypes.c_uint64 | ctypes.c_void_p
+    function: str,
+    target: ctypes.c_void_p,
+    attribute: int,
+    value: ctypes.c_int32 | ctypes.c_int64 | ctypes.c_uint64 | ctypes.c_void_p,
 ) -> None:
     _call(function, target, attribute, ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
 
@@ -108,19 +114,30 @@ def _describe(problem: Problem) -> tuple[ctypes.c_void_p, tuple[ctypes.c_void_p,
     if problem.has_bias:
         _set("cublasLtMatmulDescSetAttribute", desc, _DESC_EPILOGUE, ctypes.c_int32(_EPILOGUE_BIAS))
         _set("cublasLtMatmulDescSetAttribute", desc, _DESC_BIAS_TYPE, ctypes.c_int32(data_type))
-    layouts = []
-    for rows, columns in ((problem.K, problem.N), (problem.K, problem.M), (problem.N, problem.M)):
-        layout = ctypes.c_void_p()
-        _call(
-            "cublasLtMatrixLayoutCreate",
-            ctypes.byref(layout),
-            data_type,
-            ctypes.c_uint64(rows),
-            ctypes.c_uint64(columns),
-            ctypes.c_int64(rows),
-        )
-        layouts.append(layout)
-    return desc, (layouts[0], layouts[1], layouts[2])
+    S, segment = problem.segments, problem.K // problem.segments
+    layouts = (
+        _layout(data_type, segment, problem.N, problem.K, S, segment),
+        _layout(data_type, segment, problem.M, problem.K, S, segment),
+        _layout(data_type if S == 1 else _R_32F, problem.N, problem.M, problem.N, S, problem.M * problem.N),
+    )
+    return desc, layouts
+
+
+def _layout(data_type: int, rows: int, columns: int, leading: int, batch: int, stride: int) -> ctypes.c_void_p:
+    """A column-major matrix, or a batch of them `stride` elements apart; those of segments of K lie interleaved."""
+    layout = ctypes.c_void_p()
+    _call(
+        "cublasLtMatrixLayoutCreate",
+        ctypes.byref(layout),
+        data_type,
+        ctypes.c_uint64(rows),
+        ctypes.c_uint64(columns),
+        ctypes.c_int64(leading),
+    )
+    if batch > 1:
+        _set("cublasLtMatrixLayoutSetAttribute", layout, _LAYOUT_BATCH, ctypes.c_int32(batch))
+        _set("cublasLtMatrixLayoutSetAttribute", layout, _LAYOUT_STRIDE, ctypes.c_int64(stride))
+    return layout
 
 
 def _attribute(algo: _Algo, attribute: int) -> int:
@@ -210,10 +227,10 @@ def usable(problem: Problem, pinned: str) -> bool:
 
 @cache
 def _plan_of(
-    M: int, N: int, K: int, dtype: torch.dtype, has_bias: bool, device: int, pinned: str | None
+    M: int, N: int, K: int, dtype: torch.dtype, has_bias: bool, device: int, pinned: str | None, segments: int = 1
 ) -> tuple[_Plan, Any]:
     """The plan of a call and the library's product with all that no call changes; arguments: weight, x, y, stream."""
-    plan = _plan(Problem(M, N, K, dtype, has_bias, device), pinned)
+    plan = _plan(Problem(M, N, K, dtype, has_bias, device, segments), pinned)
     one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
     w_layout, x_layout, y_layout = plan.layouts
     product, handle = _library().cublasLtMatmul, _handle(device)
@@ -248,3 +265,18 @@ def matmul(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, pinned: str | N
     if status:
         raise CublasLtError(f"cublasLtMatmul returned status {status}")
     return y_MN
+
+
+def partials(x_MK: Tensor, weight_NK: Tensor, segments: int, pinned: str | None = None) -> Tensor:
+    """The sums of equal segments of K: [S, M, N] float32. x and pinned as for `matmul`."""
+    (M, K), N = x_MK.shape, weight_NK.shape[0]
+    assert K % segments == 0
+    part_SMN = x_MK.new_empty((segments, M, N), dtype=torch.float32)
+    if M == 0:
+        return part_SMN
+    device = x_MK.device.index or 0
+    _, run = _plan_of(M, N, K, x_MK.dtype, False, device, pinned, segments)
+    status = run(weight_NK.data_ptr(), x_MK.data_ptr(), part_SMN.data_ptr(), torch._C._cuda_getCurrentRawStream(device))
+    if status:
+        raise CublasLtError(f"cublasLtMatmul returned status {status}")
+    return part_SMN

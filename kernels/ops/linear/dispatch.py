@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,30 +14,42 @@ import torch
 from torch import Tensor
 
 from samebits.kernels.ops.linear import cublaslt
+from samebits.kernels.ops.linear.segments import length, segments
+from samebits.kernels.ops.linear.segments_triton import fold, split, walk
 from samebits.kernels.ops.linear.triton import PLAIN, Config, chain
 from samebits.kernels.ops.ran import ran
 
 TABLE = Path(__file__).with_name("table_sm90.json")
 FALLBACK = Config(16, 32, 256, 4, 3)
+MANY_ROWS, MANY_FALLBACK = 128, Config(128, 128, 64, 8, 3)
+"""Above so many rows sums of segments that are stored cost more than one program's second accumulator."""
 WIDE_ROWS = "4100x4096"
 """The table's shape whose rows are Triton at every M."""
+TRITON_WAYS = ("join", "split", "walk", "join tma", "split tma", "walk tma")
 
 
 @dataclass(slots=True, frozen=True)
 class Choice:
     """One implementation: a Triton configuration, or cuBLASLt with a pinned algorithm (None: the library's
-    favourite)."""
+    favourite).
+
+    way: "chain" where S(K) = 1. Else Triton's "join" (a program for each segment, the last to arrive folds), "split"
+    (a second launch folds) or "walk" (one program for all segments), with " tma" where tiles are loaded by descriptor,
+    or cuBLASLt's "batched" (a product for each segment, then a fold).
+    """
 
     triton: Config | None
     algo: str | None = None
+    way: str = "chain"
 
     @property
     def label(self) -> str:
         """A short name for tables and read-backs."""
+        way = "" if self.way == "chain" else f" {self.way}"
         if self.triton is None:
-            return "cublaslt" if self.algo is None else "cublaslt (pinned)"
+            return f"cublaslt{way}" if self.algo is None else f"cublaslt{way} (pinned)"
         c = self.triton
-        return f"triton {c.block_m}x{c.block_n}x{c.block_k} w{c.warps} s{c.stages}{' swap' if c.swap else ''}"
+        return f"triton{way} {c.block_m}x{c.block_n}x{c.block_k} w{c.warps} s{c.stages}{' swap' if c.swap else ''}"
 
 
 @cache
@@ -49,48 +61,83 @@ def table() -> dict[str, Any]:
 
 
 def parse(entry: list[Any]) -> Choice:
-    """A table entry: ["triton", block_m, block_n, block_k, warps, stages, swap] or ["cublaslt", algorithm or null]."""
-    if entry[0] == "cublaslt":
-        return Choice(None, entry[1])
+    """A table entry: ["triton", block_m, block_n, block_k, warps, stages, swap] or ["cublaslt", algorithm or null];
+    with segments [one of TRITON_WAYS, as for triton] or ["batched", as for cublaslt]."""
+    kind = entry[0]
+    if kind in ("cublaslt", "batched"):
+        return Choice(None, entry[1], "chain" if kind == "cublaslt" else kind)
+    assert kind in ("triton", *TRITON_WAYS), entry
     m, n, k, warps, stages, swap = entry[1:]
-    return Choice(Config(m, n, k, warps, stages, bool(swap)))
+    return Choice(Config(m, n, k, warps, stages, bool(swap)), None, "chain" if kind == "triton" else kind)
 
 
 @cache
 def _nearest(N: int, K: int) -> str:
-    """The table's shape closest in log N and log K; the first of equals."""
+    """The table's shape with as many segments closest in log N and log K; the first of equals."""
 
     def distance(name: str) -> float:
         n, k = map(int, name.split("x"))
         return abs(math.log(n / N)) + abs(math.log(k / K))
 
-    shapes: dict[str, Any] = table()["shapes"]
-    return min(shapes, key=distance)
+    return min((name for name in table()["shapes"] if segments(int(name.split("x")[1])) == segments(K)), key=distance)
+
+
+def fallback(M: int, K: int) -> Choice:
+    """What runs every call."""
+    if segments(K) == 1:
+        return Choice(FALLBACK)
+    return Choice(FALLBACK, way="join") if M <= MANY_ROWS else Choice(MANY_FALLBACK, way="walk")
+
+
+def fits(choice: Choice, M: int, N: int, K: int) -> bool:
+    """Whether an implementation has the contract's bits at this size; of calls with K % 8 = 0 and aligned pointers."""
+    if choice.triton is not None:
+        return True
+    if M == 1 or N % 8:  # cuBLASLt has kernels of another order there
+        return False
+    return choice.way == "chain" or K == segments(K) * length(K)
 
 
 @cache
 def choose(M: int, N: int, K: int, dtype: torch.dtype, aligned: bool, has_bias: bool, device: int) -> Choice:
     """The implementation for a call; `aligned`: pointers are multiples of 16 bytes."""
+    S = segments(K)
     if dtype == torch.float32:
-        return Choice(PLAIN)
+        return Choice(PLAIN, way="chain" if S == 1 else "walk")
     if not aligned or K % 8:
-        return Choice(FALLBACK)
+        return fallback(M, K)
     name = f"{N}x{K}"
     exact = name in table()["shapes"]
     rows = table()["shapes"][name if exact else _nearest(N, K)]
     choice = parse(next(entry for largest, entry in rows if largest is None or largest >= M))
-    if choice.triton is not None:
-        return choice
-    if M == 1 or N % 8:  # cuBLASLt has kernels of another order there
-        return Choice(FALLBACK)
-    if choice.algo is not None and not (exact and _pinned_here(M, N, K, dtype, has_bias, device, choice.algo)):
-        return Choice(None)
+    if not fits(choice, M, N, K):
+        return fallback(M, K)
+    problem = cublaslt.Problem(M, N, K, dtype, has_bias and S == 1, device, S)
+    if choice.algo is not None and not (exact and _pinned_here(problem, choice.algo)):
+        return replace(choice, algo=None)
     return choice
 
 
-def _pinned_here(M: int, N: int, K: int, dtype: torch.dtype, has_bias: bool, device: int, algo: str) -> bool:
-    same = cublaslt.version() == table()["cublaslt"] and dtype == torch.bfloat16
-    return same and cublaslt.usable(cublaslt.Problem(M, N, K, dtype, has_bias, device), algo)
+def _pinned_here(problem: cublaslt.Problem, algo: str) -> bool:
+    same = cublaslt.version() == table()["cublaslt"] and problem.dtype == torch.bfloat16
+    return same and cublaslt.usable(problem, algo)
+
+
+def launch(
+    choice: Choice, x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """What the choice names: [M, N]. dtype of the result: None (that of x); float32 not from cuBLASLt's chain."""
+    if choice.triton is None:
+        if choice.way == "chain":
+            return cublaslt.matmul(x_MK, weight_NK, bias, choice.algo)
+        parts = cublaslt.partials(x_MK, weight_NK, segments(x_MK.shape[1]), choice.algo)
+        return fold(parts, bias, dtype or x_MK.dtype)
+    if choice.way == "chain":
+        return chain(x_MK, weight_NK, bias, choice.triton, dtype)
+    way, _, tma = choice.way.partition(" ")
+    if way == "walk":
+        return walk(x_MK, weight_NK, bias, choice.triton, dtype, tma == "tma")
+    return split(x_MK, weight_NK, bias, choice.triton, dtype, tma == "tma", way == "join")
 
 
 def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -101,11 +148,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     pointers = x_MK.data_ptr() | weight.data_ptr() | (0 if bias is None else bias.data_ptr())
     choice, name = _chosen(M, N, K, x.dtype, pointers % 16 == 0, bias is not None, x.device.index or 0)
     ran(name)
-    y_MN = (
-        cublaslt.matmul(x_MK, weight, bias, choice.algo)
-        if choice.triton is None
-        else chain(x_MK, weight, bias, choice.triton)
-    )
+    y_MN = launch(choice, x_MK, weight, bias)
     return y_MN if flat else y_MN.reshape(*x.shape[:-1], N)
 
 
@@ -123,6 +166,8 @@ def run_wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     entry = next(entry for largest, entry in rows if largest is None or largest >= x_MK.shape[0])
     choice = parse(entry)
     assert choice.triton is not None
+    if segments(x_MK.shape[1]) > 1:
+        choice = replace(choice, way="join" if x_MK.shape[0] <= MANY_ROWS and x.dtype != torch.float32 else "walk")
     ran(f"linear float32 {choice.label}")
-    y_MN = chain(x_MK, weight, bias, choice.triton, torch.float32)
+    y_MN = launch(choice, x_MK, weight, bias, torch.float32)
     return y_MN.reshape(*x.shape[:-1], weight.shape[0])

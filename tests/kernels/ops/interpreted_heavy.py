@@ -7,6 +7,7 @@ import sys
 import warnings
 
 import torch
+from interpreted_segments import linear_segments
 
 from samebits.kernels.ops.attention import dispatch as attention
 from samebits.kernels.ops.attention import inputs as attention_inputs
@@ -82,7 +83,7 @@ def whole_sequences() -> Found:
     return {"check": "attention_varlen", "compared": compared, "wrong": wrong, "backward": worst}
 
 
-CHECKS = {"linear": linear, "attention": paged, "attention_varlen": whole_sequences}
+CHECKS = {"linear": linear, "linear_segments": linear_segments, "attention": paged, "attention_varlen": whole_sequences}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
