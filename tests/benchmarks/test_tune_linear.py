@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from samebits.kernels.ops.linear import cublaslt, dispatch
+from samebits.kernels.ops.linear import cublaslt, dispatch, inputs
+from samebits.kernels.ops.linear.contract import contract
+from samebits.kernels.ops.linear.segments import segments
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -47,3 +50,62 @@ def test_a_pin_must_be_worth_it(tuner: Any) -> None:
     assert tuner.winner({"cublaslt 0": 100.0, "cublaslt 3": 97.0}) == "cublaslt 3"
     assert tuner.winner({"cublaslt 0": 100.0, "['triton', 8]": 99.0}) == "['triton', 8]"
     assert tuner.winner({"cublaslt 3": 99.0}) == "cublaslt 3"
+
+
+def test_a_favourite_of_the_batched_products_is_a_favourite_too(tuner: Any) -> None:
+    assert tuner.winner({"batched 0": 100.0, "batched 3": 99.0}) == "batched 0"
+    assert tuner.winner({"batched 0": 100.0, "batched 3": 97.0}) == "batched 3"
+    found = {"batched 0": 9.0, "a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
+    assert tuner.finalists(found) == ["a", "b", "c", "d", "batched 0"]
+
+
+def test_rows_that_are_tuned_take_the_place_of_the_old_ones_and_the_largest_holds_for_all_above(tuner: Any) -> None:
+    old = [[1, ["a"]], [16, ["b"]], [None, ["c"]]]
+    assert tuner.merged(old, {16: ["x"]}) == [[1, ["a"]], [16, ["x"]], [None, ["c"]]]
+    assert tuner.merged(old, {8: ["x"], 8192: ["y"]}) == [[1, ["a"]], [8, ["x"]], [16, ["b"]], [None, ["y"]]]
+    assert tuner.merged([], {1: ["x"], 8192: ["y"]}) == [[1, ["x"]], [None, ["y"]]]
+
+
+def test_what_is_tried_are_entries_of_the_kind_that_k_asks_for(tuner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[cublaslt.Problem] = []
+
+    def choices(problem: cublaslt.Problem, most: int) -> list[str]:
+        asked.append(problem)
+        return ["00", "01"]
+
+    monkeypatch.setattr(cublaslt, "choices", choices)
+    for shape in [*inputs.SHAPES, {"n": 512, "k": 11008}, {"n": 513, "k": 12288}]:
+        N, K = shape["n"], shape["k"]
+        for M in tuner.EDGES:
+            asked.clear()
+            found = tuner.options_of(M, N, K)
+            assert found
+            ways = {dispatch.parse(entry).way for entry in found.values()}
+            assert ("chain" in ways) == (segments(K) == 1)
+            assert len(ways) == 1 or "chain" not in ways
+            assert all(dispatch.fits(dispatch.parse(entry), M, N, K) for entry in found.values())
+            assert [problem.segments for problem in asked] in ([], [segments(K)])
+    # Where segments differ in length no batch of products has the bits.
+    assert "batched 0" in tuner.options_of(256, 512, 12288)
+    assert "batched 0" not in tuner.options_of(256, 512, 11008)
+
+
+def test_what_has_other_bits_is_never_chosen_however_fast(tuner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits are compared as on a GPU; the times are made up."""
+    entry = ["join", 16, 16, 512, 2, 3, 0]
+    wrong = ["walk", 16, 16, 256, 2, 3, 0]
+
+    def launch(choice: dispatch.Choice, x: Any, weight: Any, bias: Any) -> Any:
+        return contract(x, weight) + (choice.way == "walk")
+
+    monkeypatch.setattr(tuner, "launch", launch)
+    monkeypatch.setattr(tuner, "measure", lambda calls, best: 9.0)
+    x, weights = torch.randn(2, 8448).bfloat16(), torch.randn(1, 8, 8448).bfloat16()
+    options = {str(entry): entry, str(wrong): wrong, "nonsense": ["join", 1]}
+    parse = dispatch.parse
+    monkeypatch.setattr(tuner, "parse", lambda entry: parse(entry) if len(entry) > 2 else None)
+    found = tuner.first_times(options, x, weights, range(1), contract(x, weights[0]))
+    assert found[str(entry)] == 9.0
+    assert found[str(wrong)] == "other bits"
+    assert "AttributeError" in found["nonsense"]
+    assert tuner.finalists(found) == [str(entry)]

@@ -19,6 +19,8 @@ CAPTURED = 1 << 21
 """Counters for captured launches of one GPU, 8 MiB."""
 FIRST = 4096
 """Counters of a stream at first; more where a launch needs them."""
+LINE = 32
+"""Counters of launches begin at whole lines of 128 bytes, so that a kernel is compiled for one alignment."""
 _lock = threading.Lock()
 _of_stream: dict[tuple[int, int], Tensor] = {}
 _captured: dict[int, tuple[Tensor, int]] = {}
@@ -47,7 +49,7 @@ def arrivals(device: torch.device, tiles: int) -> Tensor | None:
         memory, used = _captured[index]
         if used + tiles > memory.shape[0]:
             return None
-        _captured[index] = memory, used + tiles
+        _captured[index] = memory, used + -(-tiles // LINE) * LINE
     return memory[used : used + tiles]
 
 

@@ -95,7 +95,7 @@ def fits(choice: Choice, M: int, N: int, K: int) -> bool:
         return True
     if M == 1 or N % 8:  # cuBLASLt has kernels of another order there
         return False
-    return choice.way == "chain" or K == segments(K) * length(K)
+    return choice.way == "chain" or segments(K) * length(K) == K
 
 
 @cache

@@ -147,7 +147,7 @@ def test_a_long_k_runs_on_nothing_that_takes_it_in_one_chain_and_a_short_one_on_
             for changes in ({}, {"aligned": False}, {"dtype": torch.float32}, {"has_bias": True}):
                 choice = choose(M, N, K, **changes)
                 assert choice.way in WAYS
-                assert choice.way != "batched" or (M > 1 and N % 8 == 0 and K == 4 * length(K))
+                assert choice.way != "batched" or (M > 1 and N % 8 == 0 and 4 * length(K) == K)
     assert {choose(M, N, 8192).way for M in (1, 300) for N in (8, 512, 4096)} == {"chain"}
     dispatch.choose.cache_clear()
 
@@ -196,7 +196,7 @@ def test_counters_of_captured_launches_are_never_handed_out_twice(monkeypatch: p
     assert taken[3] is None, "used up: the second launch folds"
     places = [at for some in (first, other, *taken[:3]) if some is not None for at in some]
     assert len(places) == len(set(places)) == 16 + 90
-    assert arrivals.used() == 90
+    assert arrivals.used() == 96
     arrivals.release()
     assert place(30) == taken[0]
 
