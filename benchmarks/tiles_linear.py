@@ -68,7 +68,10 @@ JOIN_MORE_TMA: tuple[Tile, ...] = (
     (64, 32, 128, 4, 4, False), (64, 64, 128, 4, 4, False), (128, 64, 64, 4, 5, False), (128, 64, 128, 4, 4, False),
     (128, 128, 64, 8, 4, False), (128, 128, 128, 8, 3, False), (128, 64, 128, 8, 4, False), (64, 128, 128, 4, 3, True),
 )  # fmt: skip
-WALK_TMA: tuple[Tile, ...] = ((128, 256, 64, 8, 3, False), (128, 128, 64, 8, 4, False))
+WALK_TMA: tuple[Tile, ...] = (
+    (128, 256, 64, 8, 3, False), (128, 256, 64, 8, 4, False), (256, 128, 64, 8, 4, False), (128, 128, 64, 8, 4, False),
+    (128, 128, 128, 8, 3, False), (128, 128, 64, 4, 4, False),
+)  # fmt: skip
 SPLIT: tuple[Tile, ...] = ((16, 16, 512, 2, 3, False), (16, 64, 128, 4, 5, True))
 """The same with a second launch that folds: what the one launch must beat."""
 
@@ -95,7 +98,7 @@ def joined(M: int, N: int) -> dict[str, tuple[Tile, ...]]:
     if M <= 128:
         return {"join": JOIN_SOME[:2] if N <= 1024 else (), "join tma": JOIN_MORE_TMA, "split tma": JOIN_MORE_TMA[:2]}
     if M <= 1024 and (M <= 512 or N <= 1024):
-        return {"join tma": JOIN_MORE_TMA[1:7], "walk tma": WALK_TMA if M * N >= 1 << 20 else ()}
+        return {"join tma": JOIN_MORE_TMA[1:7], "walk tma": WALK_TMA[:4] if M * N >= 1 << 20 else ()}
     return {"walk tma": WALK_TMA}
 
 

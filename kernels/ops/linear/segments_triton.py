@@ -21,6 +21,8 @@ from samebits.kernels.ops.linear.triton import Config
 
 SINGLE = Config(16, 32, 32, 4, 1)
 """For float32 inputs."""
+GROUP = 16
+"""Tiles of rows that are neighbours in launch order."""
 
 
 @triton.jit
@@ -99,6 +101,7 @@ def segments_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
     WALK: tl.constexpr,
     JOIN: tl.constexpr,
     TMA: tl.constexpr,
@@ -113,20 +116,26 @@ def segments_kernel(
     and after. BLOCK_K divides L, so no step reaches into the next segment."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    blocks_m = tl.cdiv(M, BLOCK_M)
-    tiles = blocks_m * tl.cdiv(N, BLOCK_N)
-    tile, s = tl.program_id(0) % tiles, tl.program_id(0) // tiles
-    first_m, first_n = (tile % blocks_m) * BLOCK_M, (tile // blocks_m) * BLOCK_N
-    total = segment_sum(
-        x_ptr, w_ptr, first_m, first_n, s, M, N, K, L,
-        BLOCK_M, BLOCK_N, BLOCK_K, TMA, SWAP, EVEN_K, PRECISION,
-    )  # fmt: skip
+    blocks_m, blocks_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    tile, s = tl.program_id(0) % (blocks_m * blocks_n), tl.program_id(0) // (blocks_m * blocks_n)
+    # Programs with the same weights are neighbours in launch order; of many rows, those at one time share rows too.
+    group = tile // (GROUP * blocks_n)
+    rows = tl.minimum(blocks_m - group * GROUP, GROUP)
+    inner = tile % (GROUP * blocks_n)
+    first_m, first_n = (group * GROUP + inner % rows) * BLOCK_M, (inner // rows) * BLOCK_N
     if WALK:
-        for later in range(1, S):
-            total += segment_sum(
-                x_ptr, w_ptr, first_m, first_n, later, M, N, K, L,
+        total = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
+        for each in range(S):
+            acc = segment_sum(
+                x_ptr, w_ptr, first_m, first_n, each, M, N, K, L,
                 BLOCK_M, BLOCK_N, BLOCK_K, TMA, SWAP, EVEN_K, PRECISION,
             )  # fmt: skip
+            total = tl.where(each == 0, acc, total + acc)
+    else:
+        total = segment_sum(
+            x_ptr, w_ptr, first_m, first_n, s, M, N, K, L,
+            BLOCK_M, BLOCK_N, BLOCK_K, TMA, SWAP, EVEN_K, PRECISION,
+        )  # fmt: skip
     if SWAP:
         total = tl.trans(total)
     m, n = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
@@ -220,6 +229,7 @@ def _launch(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
+        GROUP=GROUP,
         WALK=walk,
         JOIN=arrived is not None,
         TMA=tma,

@@ -46,6 +46,11 @@ def integers() -> dict[str, int]:
             missed = weight.clone()
             missed[:, place] += 1  # a kernel that forgets the last K, or one beside a bound, must be seen
             planted += differing(launch(Choice(CONFIGS[2], way="join"), x, missed, bias), expected) > 0
+    many = tuple(
+        inputs.draw({"n": 20, "k": K, "bias": 1}, 300, half, CPU, 9, True).values()
+    )  # more than a group of tiles
+    for way in ("walk tma", "join tma"):
+        wrong += differing(launch(Choice(CONFIGS[0], way=way), *many), contract(*many))
     return {"compared": compared, "wrong": wrong, "planted": planted, "unsettled": int(not arrivals.settled())}
 
 
