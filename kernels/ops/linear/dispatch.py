@@ -79,7 +79,8 @@ def _nearest(N: int, K: int) -> str:
         n, k = map(int, name.split("x"))
         return abs(math.log(n / N)) + abs(math.log(k / K))
 
-    return min((name for name in table()["shapes"] if segments(int(name.split("x")[1])) == segments(K)), key=distance)
+    shapes: dict[str, Any] = table()["shapes"]
+    return min((name for name in shapes if segments(int(name.split("x")[1])) == segments(K)), key=distance)
 
 
 def fallback(M: int, K: int) -> Choice:

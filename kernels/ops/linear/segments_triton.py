@@ -156,7 +156,7 @@ def segments_kernel(
             parts = ()
             for i in tl.static_range(S):
                 parts += (tl.load(part_ptr + i * size + at, mask=inside, other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
-            joined = parts[0]
+            joined = parts[0]  # type: ignore[misc]
             for i in tl.static_range(1, S):
                 joined += parts[i]
             put(y_ptr, b_ptr, joined, at, n, inside, in_n, HAS_BIAS)
