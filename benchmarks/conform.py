@@ -10,6 +10,7 @@ import argparse
 import json
 import multiprocessing
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ from samebits.kernels.ops.attention_varlen.contract import contract as varlen_co
 from samebits.kernels.ops.attention_varlen.op import attention_varlen
 from samebits.kernels.ops.attention_varlen.reference import reference as varlen_reference
 from samebits.kernels.ops.attention_varlen.replaced import replaced as varlen_replaced
+from samebits.kernels.ops.linear import arrivals, dispatch
 from samebits.kernels.ops.linear import inputs as linear_inputs
 from samebits.kernels.ops.linear.contract import contract as linear_contract
-from samebits.kernels.ops.linear.op import linear
+from samebits.kernels.ops.linear.contract import contract_wide
+from samebits.kernels.ops.linear.op import linear, linear_float32
 from samebits.kernels.ops.linear.reference import reference as linear_reference
 from samebits.kernels.ops.linear.replaced import replaced as linear_replaced
 from samebits.kernels.ops.rows import RowGroup
@@ -76,10 +79,73 @@ def linear_bits(index: int) -> Rows:
         **bits,
     }
     if shape["n"] * shape["k"] < 1 << 28:
+        row |= linear_forms(x, weight, bias)
         args = linear_inputs.draw(shape, 64, torch.bfloat16, CUDA, 2, False)
         exact = linear_reference(**args)
         row["error ratio"] = error(linear(**args), exact) / error(linear_replaced(**args), exact)
     return [row]
+
+
+def off_by_one(x: Tensor) -> Tensor:
+    """The same values at an address that is no multiple of 16 bytes."""
+    moved = x.new_empty(x.numel() + 1)[1:].view(x.shape)
+    return moved.copy_(x)
+
+
+def linear_forms(x: Tensor, weight: Tensor, bias: Tensor | None) -> dict[str, int]:
+    """Differing elements of what a table row does not choose: results in float32, addresses that are not aligned,
+    float16, and where K has segments what runs when there are no counters."""
+    found = {"float32 result": 0, "not aligned": 0, "float16": 0}
+    half = tuple(None if t is None else t.half() for t in (weight, bias))
+    for m in (1, 2, 17, 130, 300):
+        found["float32 result"] += differing(linear_float32(x[:m], weight, bias), contract_wide(x[:m], weight, bias))
+        truth = linear_contract(x[:m], weight, bias)
+        found["not aligned"] += differing(linear(off_by_one(x[:m]), weight, bias), truth)
+        halves = x[:m].half(), *half
+        found["float16"] += differing(linear(*halves), linear_contract(*halves))
+        choice = dispatch.choose(m, *weight.shape, x.dtype, True, bias is not None, 0)
+        if choice.way.startswith("join"):
+            apart = replace(choice, way=choice.way.replace("join", "split"))
+            folded = differing(dispatch.launch(apart, x[:m], weight, bias), truth)
+            found["second launch folds"] = found.get("second launch folds", 0) + folded
+    return found
+
+
+def beside_each_other() -> Rows:
+    """Graphs and eager calls whose last program folds, on three streams at once: differing elements, counters left."""
+    shape = {"n": 512, "k": 12288, "bias": 0}
+    weight = linear_inputs.draw(shape, 1, torch.bfloat16, CUDA, 1, False)["weight"]
+    tokens = [torch.randn(m, shape["k"], device=CUDA).bfloat16() for m in (1, 8, 16)]
+    truth = [linear_contract(x, weight) for x in tokens]
+    way = dispatch.Choice(dispatch.Config(16, 16, 512, 2, 3), way="join")
+
+    def calls(x: Tensor) -> list[Tensor]:
+        return [dispatch.launch(way, x, weight, None) for _ in range(20)]
+
+    calls(tokens[0])
+    torch.cuda.synchronize()
+    graphs, outs = [], []
+    for x in tokens[:2]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs.append(calls(x))
+        graphs.append(graph)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    found = 0
+    for _ in range(50):
+        torch.cuda.synchronize()
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        eager = calls(tokens[2])
+        torch.cuda.synchronize()
+        for many, right in zip((*outs, eager), truth, strict=True):
+            found += sum(differing(y, right) for y in many)
+            for y in many:
+                y.zero_()
+    return [
+        {"op": "linear", "case": "beside each other", "differing": found, "counters left": int(not arrivals.settled())}
+    ]
 
 
 def groups_bits(groups: Iterator[RowGroup], op: Callable[..., Tensor]) -> dict[str, int]:
@@ -165,8 +231,8 @@ def through(function: Callable[..., Tensor], args: dict[str, Any], grad: Tensor,
 
 
 def foreign() -> Rows:
-    """A matmul that splits K keeps its bits in a process that uses the operator."""
-    x, weight = torch.randn(16, 12288, device=CUDA).bfloat16(), torch.randn(512, 12288, device=CUDA).bfloat16()
+    """A matmul that splits K keeps its bits in a process that uses the operator, whose own K is one segment here."""
+    x, weight = torch.randn(16, 8192, device=CUDA).bfloat16(), torch.randn(512, 8192, device=CUDA).bfloat16()
     before = functional.linear(x, weight)
     mine = linear(x, weight)
     after = functional.linear(x, weight)
@@ -236,6 +302,7 @@ def main() -> None:
     options = parser.parse_args()
     tasks: list[Task] = [
         (foreign, ()),
+        (beside_each_other, ()),
         (gradients, ()),
         (side_by_side, (options.fa3,)),
     ]
@@ -244,7 +311,9 @@ def main() -> None:
     linear_tasks: dict[str, Task] = {
         f"{s['n']}x{s['k']}": (linear_bits, (i,)) for i, s in enumerate(linear_inputs.SHAPES)
     }
-    tasks = [linear_tasks[name] for name in options.linear] if options.linear else [*tasks, *linear_tasks.values()]
+    few: list[Task] = [(beside_each_other, ())]
+    few += [linear_tasks[name] for name in options.linear or ()]
+    tasks = few if options.linear else [*tasks, *linear_tasks.values()]
     rows: Rows = []
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         for found in pool.imap_unordered(guarded, tasks):

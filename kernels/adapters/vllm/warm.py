@@ -1,22 +1,23 @@
 """Compiles, while an engine comes up, every form of samebits' kernels that a step may need outside a CUDA graph.
 
 What the graphs hold is compiled when they are captured. The rest would be compiled at the first batch that needs it, in
-the middle of a rollout: attention of steps with prompts, which is launched between graphs, and lm_head and logprob,
-whose number of rows is that of the sampled tokens.
+the middle of a rollout: attention of steps with prompts, which is launched between graphs, lm_head and logprob, whose
+number of rows is that of the sampled tokens, and products over a long K, which no library computes for many rows.
 
-Legend: B sequences, H query heads, G key heads, E head size, M sampled rows, K inputs of lm_head, V vocabulary.
+Legend: B sequences, H query heads, G key heads, E head size, M rows, K inputs and N outputs of a linear, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from samebits.kernels.adapters.vllm.attention import split
 from samebits.kernels.ops.attention.layout import SEGMENT
-from samebits.kernels.ops.linear.op import direct, linear_float32
+from samebits.kernels.ops.linear.op import direct, linear, linear_float32
+from samebits.kernels.ops.linear.segments import segments as segments_of
 from samebits.kernels.ops.logprob.op import direct as logprob
 
 
@@ -27,6 +28,8 @@ def warm(worker: Any) -> None:
     wide = getattr(given, "head_dtype", given.dtype) == torch.float32 != given.dtype
     with torch.inference_mode():
         sampled(model.lm_head.weight.data, most, linear_float32 if wide else direct)
+        for weight_NK, bias_N in long_weights(model):
+            multiplied(weight_NK, bias_N, config.scheduler_config.max_num_batched_tokens)
         for module in model.modules():
             if getattr(module, "kv_cache", None) is not None and module.kv_cache.numel():
                 impl = module.impl
@@ -45,6 +48,29 @@ def sampled(weight_VK: torch.Tensor, most: int, linear: Callable[[torch.Tensor, 
             target_M = torch.zeros(1, dtype=torch.int64, device=weight_VK.device)
             logprob(logits_MV, target_M)
             logprob(logits_MV.float(), target_M)
+
+
+def long_weights(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Of linears whose K is in segments: a weight and bias of each form."""
+    seen = set()
+    for module in model.modules():
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        if not isinstance(weight, torch.Tensor) or weight.dim() != 2 or segments_of(weight.shape[1]) == 1:
+            continue
+        form = (weight.shape, weight.dtype, bias is None)
+        if hasattr(module, "quant_method") and form not in seen:
+            seen.add(form)
+            yield weight.data, None if bias is None else bias.data
+
+
+def multiplied(weight_NK: torch.Tensor, bias_N: torch.Tensor | None, most: int) -> None:
+    """A product for each row of linear's table up to `most` rows."""
+    from samebits.kernels.ops.linear.dispatch import sizes
+
+    N, K = weight_NK.shape
+    x_MK = weight_NK.new_zeros((most, K))
+    for count in sizes(N, K, most):
+        linear(x_MK[:count], weight_NK, bias_N)
 
 
 def shapes(key_heads: int, most: int, longest: int, processors: int) -> list[tuple[int, int]]:

@@ -83,6 +83,19 @@ def _nearest(N: int, K: int) -> str:
     return min((name for name in shapes if segments(int(name.split("x")[1])) == segments(K)), key=distance)
 
 
+def _rows(N: int, K: int) -> list[list[Any]]:
+    """The table's rows of this shape, or of the nearest."""
+    name = f"{N}x{K}"
+    rows: list[list[Any]] = table()["shapes"][name if name in table()["shapes"] else _nearest(N, K)]
+    return rows
+
+
+def sizes(N: int, K: int, most: int) -> list[int]:
+    """Numbers of rows up to `most` that need every row of the table which 1 to `most` can."""
+    edges = [edge for edge, _ in _rows(N, K) if edge is not None and edge < most]
+    return [*edges, most]
+
+
 def fallback(M: int, K: int) -> Choice:
     """What runs every call."""
     if segments(K) == 1:
@@ -107,13 +120,11 @@ def choose(M: int, N: int, K: int, dtype: torch.dtype, aligned: bool, has_bias: 
         return Choice(PLAIN, way="chain" if S == 1 else "walk")
     if not aligned or K % 8:
         return fallback(M, K)
-    name = f"{N}x{K}"
-    exact = name in table()["shapes"]
-    rows = table()["shapes"][name if exact else _nearest(N, K)]
-    choice = parse(next(entry for largest, entry in rows if largest is None or largest >= M))
+    choice = parse(next(entry for largest, entry in _rows(N, K) if largest is None or largest >= M))
     if not fits(choice, M, N, K):
         return fallback(M, K)
     problem = cublaslt.Problem(M, N, K, dtype, has_bias and S == 1, device, S)
+    exact = f"{N}x{K}" in table()["shapes"]
     if choice.algo is not None and not (exact and _pinned_here(problem, choice.algo)):
         return replace(choice, algo=None)
     return choice

@@ -85,6 +85,19 @@ def put(y_ptr, b_ptr, total, at, n, inside, in_n, HAS_BIAS: tl.constexpr):
     tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def folded(part_ptr, at, size, inside, S: tl.constexpr):
+    """The sums of a tile, ascending. Read past L1, which does not see what other multiprocessors wrote; all are asked
+    for at once."""
+    parts = ()
+    for i in tl.static_range(S):
+        parts += (tl.load(part_ptr + i * size + at, mask=inside, other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
+    total = parts[0]  # type: ignore[misc]
+    for i in tl.static_range(1, S):
+        total += parts[i]
+    return total
+
+
 @triton.jit(do_not_specialize=["M"])
 def segments_kernel(
     x_ptr,
@@ -152,13 +165,7 @@ def segments_kernel(
         tl.debug_barrier()
         if tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") == S - 1:
             tl.store(arrived_ptr + tile, 0)
-            # Read past L1, which does not see what other multiprocessors wrote; all are asked for at once.
-            parts = ()
-            for i in tl.static_range(S):
-                parts += (tl.load(part_ptr + i * size + at, mask=inside, other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
-            joined = parts[0]  # type: ignore[misc]
-            for i in tl.static_range(1, S):
-                joined += parts[i]
+            joined = folded(part_ptr, at, size, inside, S)
             put(y_ptr, b_ptr, joined, at, n, inside, in_n, HAS_BIAS)
 
 

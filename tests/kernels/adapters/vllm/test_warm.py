@@ -9,6 +9,7 @@ import torch
 
 from samebits.kernels.adapters.vllm import warm
 from samebits.kernels.ops.attention.dispatch import decode_form
+from samebits.kernels.ops.linear import dispatch
 from samebits.kernels.ops.linear.op import direct, linear_float32
 from samebits.kernels.ops.ran import counts
 
@@ -50,3 +51,29 @@ def test_lm_head_runs_for_every_number_of_sampled_rows_and_logprob_for_both_dtyp
     after = counts()
     assert after[name] - before.get(name, 0) == 5
     assert after["logprob"] - before.get("logprob", 0) == 2
+
+
+class Layer(torch.nn.Linear):
+    """A linear as vLLM has it: its product belongs to a method of its own."""
+
+    quant_method = None
+
+
+def test_products_over_a_long_k_run_for_every_row_of_the_table_once_per_form() -> None:
+    model = torch.nn.Sequential(
+        Layer(8448, 8, bias=False), Layer(8448, 8, bias=False), Layer(8448, 8), Layer(64, 8), torch.nn.Linear(8448, 8)
+    )
+    found = list(warm.long_weights(model))
+    assert [(weight.shape, bias is None) for weight, bias in found] == [((8, 8448), True), ((8, 8448), False)]
+    before = counts().get("linear contract", 0)
+    with torch.inference_mode():
+        warm.multiplied(*found[0], 20)
+    assert counts()["linear contract"] - before == len(dispatch.sizes(8, 8448, 20)) > 1
+
+
+def test_sizes_need_every_row_of_the_table_that_a_batch_can() -> None:
+    for N, K in ((512, 12288), (4096, 14336), (2048, 11008)):
+        for most in (1, 20, 256, 8192):
+            wanted = {dispatch.choose(M, N, K, torch.float16, True, False, 0) for M in range(1, most + 1)}
+            warmed = {dispatch.choose(M, N, K, torch.float16, True, False, 0) for M in dispatch.sizes(N, K, most)}
+            assert warmed == wanted
