@@ -1,0 +1,142 @@
+"""Launches of the Hopper kernel of the linear operator (gluon.py). M tokens, N outputs, K reduced.
+
+Every configuration gives the same bits. Sums that wait in memory are allocated per call, so launches on several
+streams and captured ones share nothing; counters of arrival are those of arrivals.py, or zeros made for the call.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from samebits.kernels.ops.linear.arrivals import arrivals
+from samebits.kernels.ops.linear.gluon import linear_hopper_kernel
+
+ROWS = 64
+"""Tokens of a warpgroup."""
+ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+
+@dataclass(slots=True, frozen=True)
+class HopperConfig:
+    """One launch: tiles of 64 * `consumers` tokens x `block_n` outputs, K in blocks of `block_k` in a ring of `stages`.
+
+    span: segments of a program, a divisor of S; 0: all of them. keep: with all of them, the total waits in registers
+    (at most 128 outputs), else in memory. group: rows of tiles that are walked together. skew: blocks by which a
+    warpgroup starts behind the one before it. per_sm: programs of a multiprocessor at a time (2: one warpgroup only).
+    """
+
+    consumers: int
+    block_n: int
+    block_k: int
+    stages: int
+    span: int = 0
+    keep: bool = True
+    group: int = 8
+    skew: int = 0
+    per_sm: int = 1
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and read-backs."""
+        walk = f"span {self.span}" if self.span else "keep" if self.keep else "memory"
+        more = f" g{self.group}" + (f" skew {self.skew}" if self.skew else "") + (" x2" if self.per_sm > 1 else "")
+        return f"{ROWS * self.consumers}x{self.block_n}x{self.block_k} s{self.stages} {walk}{more}"
+
+
+def fits(x_MK: Tensor, weight_NK: Tensor) -> bool:
+    """Whether the kernel takes these: its loads want 16-byte rows of 16-bit elements."""
+    pointers = x_MK.data_ptr() | weight_NK.data_ptr()
+    return x_MK.dtype in ELEMENTS and x_MK.shape[1] % 8 == 0 and pointers % 16 == 0
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def _pattern(dtype: torch.dtype, rows: int, columns: int) -> TensorDescriptor:
+    """A descriptor of boxes [rows, columns], over nothing yet: layout and checks are made once per kind."""
+    layout = gl.NVMMASharedLayout(128, 16, 2)
+    return TensorDescriptor(
+        torch.empty(rows, columns, dtype=dtype), [rows, columns], [columns, 1], [rows, columns], layout
+    )
+
+
+def _boxes(base: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    found = copy.copy(_pattern(base.dtype, rows, columns))
+    found.base, found.shape, found.strides = base, list(base.shape), [base.shape[1], 1]
+    return found
+
+
+def product(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, config: HopperConfig, length: int) -> Tensor:
+    """[M, N] in the dtype of x. length: elements of K a segment, the last one may be shorter; a multiple of
+    `block_k` where it is less than K. x and weight dense, see `fits`.
+
+    Raises ValueError where length and configuration do not go together.
+    """
+    (M, K), N = x_MK.shape, weight_NK.shape[0]
+    segments = -(-K // length)
+    span = config.span or segments
+    shortest = min(length, K - (segments - 1) * length)
+    if (segments > 1 and length % config.block_k) or segments % span or shortest < config.block_k * config.stages:
+        raise ValueError(f"segments of {length} of {K} do not go with {config.label}")
+    y_MN = torch.empty(M, N, dtype=x_MK.dtype, device=x_MK.device)
+    if M == 0:
+        return y_MN
+    tiles_m, tiles_n = -(-M // (ROWS * config.consumers)), -(-N // config.block_n)
+    items = tiles_m * tiles_n * (segments // span)
+    programs = min(items, _multiprocessors(x_MK.device.index or 0) * config.per_sm)
+    keep = span == segments and (config.keep or segments == 1)
+    sums, arrived = _memory(y_MN, tiles_m * tiles_n, programs, segments, span, keep, config)
+    linear_hopper_kernel[(programs,)](
+        _boxes(x_MK, ROWS, config.block_k),
+        _boxes(weight_NK, config.block_n, config.block_k),
+        y_MN if bias is None else bias,
+        y_MN,
+        sums,
+        arrived,
+        M,
+        N,
+        triton.cdiv(K, config.block_k),
+        triton.cdiv(length, config.block_k),
+        items,
+        tiles_m,
+        tiles_n,
+        config.group,
+        SEGMENTS=segments,
+        SPAN=span,
+        CONSUMERS=config.consumers,
+        STAGES=config.stages,
+        KEEP=keep,
+        SKEW=config.skew if config.consumers > 1 else 0,
+        EVEN=N % config.block_n == 0,
+        BIAS=bias is not None,
+        num_warps=4,
+        maxnreg=128 if config.consumers == 1 else None,
+    )
+    return y_MN
+
+
+def _memory(
+    y_MN: Tensor, tiles: int, programs: int, segments: int, span: int, keep: bool, config: HopperConfig
+) -> tuple[Tensor, Tensor]:
+    """Where sums wait, and counters of arrival; the output itself where a launch needs none."""
+    size = config.consumers * ROWS * config.block_n
+    if keep:
+        return y_MN, y_MN
+    if span == segments:
+        return torch.empty(programs * size, dtype=torch.float32, device=y_MN.device), y_MN
+    sums = torch.empty(tiles * (1 + segments - span) * size, dtype=torch.float32, device=y_MN.device)
+    counters = arrivals(y_MN.device, tiles * config.consumers)
+    if counters is None:
+        counters = torch.zeros(tiles * config.consumers, dtype=torch.int32, device=y_MN.device)
+    return sums, counters
