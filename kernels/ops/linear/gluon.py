@@ -18,6 +18,7 @@ from samebits.kernels.ops.linear.gluon_parts import (
     flat,
     keep,
     kept,
+    kept_or,
     last_of,
     load_blocks,
     piece,
@@ -48,12 +49,13 @@ def walk(
     blocks, segment = sizes
     N: gl.constexpr = smem[1].shape[1]
     W: gl.constexpr = piece(N)
+    total_RN = state[0]
     for s in gl.static_range(SEGMENTS):
         count = gl.minimum(blocks - s * segment, segment)
         state = chain(state, smem, bars, count, C, P)
         acc_RN = state[0]
         if KEEP:
-            total_RN = acc_RN if s == 0 else total_RN + acc_RN  # noqa: F821  (bound where s is 0)
+            total_RN = acc_RN if s == 0 else total_RN + acc_RN
         else:
             parts = pieces(acc_RN)
             if s > 0:
@@ -98,13 +100,17 @@ def walk_span(smem, bars, state, sizes, own_ptr, span, SPAN: gl.constexpr, C: gl
 
 
 @gluon.jit
-def fold(own_ptr, out, N: gl.constexpr, PARTS: gl.constexpr, EVEN: gl.constexpr, BIAS: gl.constexpr):
-    """Parts of a tile, kept by several programs, added in ascending order, into the output."""
+def fold(own_ptr, last_RN, mine, out, PARTS: gl.constexpr, EVEN: gl.constexpr, BIAS: gl.constexpr):
+    """Parts of a tile, kept by several programs, added in ascending order, into the output. mine: the part that this
+    program still holds, last_RN."""
+    N: gl.constexpr = last_RN.shape[1]
     W: gl.constexpr = piece(N)
+    parts = pieces(last_RN)
     for j in gl.static_range(N // W):
-        total_F = kept(own_ptr + j * (ROWS * W), W)
+        held_F = flat(parts[j])
+        total_F = kept_or(own_ptr + j * (ROWS * W), held_F, mine == 0)
         for part in gl.static_range(1, PARTS):
-            total_F = total_F + kept(own_ptr + part * (ROWS * N) + j * (ROWS * W), W)
+            total_F = total_F + kept_or(own_ptr + part * (ROWS * N) + j * (ROWS * W), held_F, mine == part)
         store_piece(tile_of(total_F, W), out, j * W, EVEN, BIAS)
 
 
@@ -132,6 +138,7 @@ def consumer(
     BLOCK_N: gl.constexpr = smem[1].shape[1]
     SPANS: gl.constexpr = SEGMENTS // SPAN
     PARTS: gl.constexpr = 1 + SEGMENTS - SPAN
+    FIRST: gl.constexpr = 0 if SPAN == 1 else -1  # the first span holds its last sum, not its total
     SIZE: gl.constexpr = ROWS * BLOCK_N
     state = (gl.zeros([ROWS, BLOCK_N], gl.float32, sum_layout(BLOCK_N)), 0, 0)
     if SKEW * P > 0:
@@ -147,7 +154,7 @@ def consumer(
             own_ptr = part_ptr + own.to(gl.int64) * (PARTS * SIZE)
             state = walk_span(smem, bars, state, (blocks, segment), own_ptr, span, SPAN, C, P)
             if last_of(arrived_ptr + own, SPANS):
-                fold(own_ptr, out, BLOCK_N, PARTS, EVEN, BIAS)
+                fold(own_ptr, state[0], gl.where(span == 0, FIRST, span * SPAN), out, PARTS, EVEN, BIAS)
 
 
 @gluon.jit

@@ -169,6 +169,13 @@ def kept(sum_ptr, N: gl.constexpr):
 
 
 @gluon.jit
+def kept_or(sum_ptr, held_F, holds):
+    """`kept`, or what is held where `holds`."""
+    at_F = sum_ptr + gl.arange(0, held_F.shape[0], layout=held_F.type.layout)
+    return gl.where(holds, held_F, gl.load(at_F, mask=holds == 0, other=0.0, cache_modifier=".cg"))
+
+
+@gluon.jit
 def keep(sum_ptr, sum_F):
     """Sums into memory."""
     gl.store(sum_ptr + gl.arange(0, sum_F.shape[0], layout=sum_F.type.layout), sum_F)
