@@ -24,6 +24,7 @@ from samebits.kernels.ops.linear.gluon_parts import (
     piece,
     pieces,
     place,
+    plus_kept,
     store_piece,
     sum_layout,
     tile_of,
@@ -92,9 +93,8 @@ def walk_span(smem, bars, state, sizes, own_ptr, span, SPAN: gl.constexpr, C: gl
         parts = pieces(acc_RN)
         for j in gl.static_range(N // W):
             sum_F = flat(parts[j])
-            if i > 0:  # noqa: SIM102  (known when compiled; the other is not)
-                if span == 0:
-                    sum_F = kept(part_ptr + j * (ROWS * W), W) + sum_F
+            if i > 0:
+                sum_F = plus_kept(part_ptr + j * (ROWS * W), sum_F, span == 0)
             keep(part_ptr + j * (ROWS * W), sum_F)
     return state
 

@@ -176,6 +176,13 @@ def kept_or(sum_ptr, held_F, holds):
 
 
 @gluon.jit
+def plus_kept(sum_ptr, sum_F, adds):
+    """`kept` plus these sums where `adds`, else these sums."""
+    at_F = sum_ptr + gl.arange(0, sum_F.shape[0], layout=sum_F.type.layout)
+    return gl.where(adds, gl.load(at_F, mask=adds, other=0.0, cache_modifier=".cg") + sum_F, sum_F)
+
+
+@gluon.jit
 def keep(sum_ptr, sum_F):
     """Sums into memory."""
     gl.store(sum_ptr + gl.arange(0, sum_F.shape[0], layout=sum_F.type.layout), sum_F)

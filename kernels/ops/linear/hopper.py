@@ -121,9 +121,17 @@ def product(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, config: Hopper
         EVEN=N % config.block_n == 0,
         BIAS=bias is not None,
         num_warps=4,
-        maxnreg=128 if config.consumers == 1 else None,
+        maxnreg=_registers(config),
     )
     return y_MN
+
+
+def _registers(config: HopperConfig) -> int | None:
+    """Of a thread at the start, where the compiler's own choice is above what a thread may have: one warpgroup and the
+    producer. They are handed to the warpgroup then."""
+    if config.consumers > 1:
+        return None
+    return 168 if config.per_sm == 1 else 128
 
 
 def _memory(
