@@ -53,8 +53,9 @@ def compile_all(shapes: list[str], sizes: tuple[int, ...], workers: int) -> None
         for M in sizes:
             for entry in entries(M, N, K):
                 # A kernel is compiled for these properties of the sizes, not for each size.
-                form = (entry, N % 16 == 0, K % 1024, length(K) & -length(K) if segments(K) > 1 else 0)
-                tasks[str(form)] = (entry, 128 if N % 16 == 0 else N, K)
+                whole_tiles = entry[0] == "hopper" and N % entry[2] == 0
+                form = (entry, N % 16 == 0, whole_tiles, K % 1024, length(K) & -length(K) if segments(K) > 1 else 0)
+                tasks[str(form)] = (entry, 128 if N % 16 == 0 and entry[0] != "hopper" else N, K)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         pool.starmap(compile_one, list(tasks.values()), chunksize=1)
 

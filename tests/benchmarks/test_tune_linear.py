@@ -74,6 +74,7 @@ def test_what_is_tried_are_entries_of_the_kind_that_k_asks_for(tuner: Any, monke
         return ["00", "01"]
 
     monkeypatch.setattr(cublaslt, "choices", choices)
+    monkeypatch.setattr(dispatch, "_is_hopper", lambda device: True)
     for shape in [*inputs.SHAPES, {"n": 512, "k": 11008}, {"n": 513, "k": 12288}]:
         N, K = shape["n"], shape["k"]
         for M in tuner.EDGES:
@@ -83,7 +84,7 @@ def test_what_is_tried_are_entries_of_the_kind_that_k_asks_for(tuner: Any, monke
             ways = {dispatch.parse(entry).way for entry in found.values()}
             assert ("chain" in ways) == (segments(K) == 1)
             assert len(ways) == 1 or "chain" not in ways
-            assert all(dispatch.fits(dispatch.parse(entry), M, N, K) for entry in found.values())
+            assert all(dispatch.fits(dispatch.parse(entry), M, N, K, 0) for entry in found.values())
             assert [problem.segments for problem in asked] in ([], [segments(K)])
     # Where segments differ in length no batch of products has the bits.
     assert "batched 0" in tuner.options_of(256, 512, 12288)

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from samebits.kernels.ops.linear.segments import length, segments
 from samebits.kernels.ops.linear.segments_triton import fold, split, walk
 from samebits.kernels.ops.linear.triton import PLAIN, Config, chain
 from samebits.kernels.ops.ran import ran
+
+if TYPE_CHECKING:
+    from samebits.kernels.ops.linear.hopper import HopperConfig
 
 TABLE = Path(__file__).with_name("table_sm90.json")
 FALLBACK = Config(16, 32, 256, 4, 3)
@@ -33,23 +36,40 @@ class Choice:
     """One implementation: a Triton configuration, or cuBLASLt with a pinned algorithm (None: the library's
     favourite).
 
-    way: "chain" where S(K) = 1. Else Triton's "join" (a program for each segment, the last to arrive folds), "split"
-    (a second launch folds) or "walk" (one program for all segments), with " tma" where tiles are loaded by descriptor,
-    or cuBLASLt's "batched" (a product for each segment, then a fold).
+    hopper: the numbers of a HopperConfig, for the kernel of hopper.py.
+    way: "chain" where S(K) = 1. Else "hopper", Triton's "join" (a program for each segment, the last to arrive folds),
+    "split" (a second launch folds) or "walk" (one program for all segments), with " tma" where tiles are loaded by
+    descriptor, or cuBLASLt's "batched" (a product for each segment, then a fold).
     """
 
     triton: Config | None
     algo: str | None = None
     way: str = "chain"
+    hopper: tuple[int, ...] | None = None
 
     @property
     def label(self) -> str:
         """A short name for tables and read-backs."""
+        if self.hopper is not None:
+            return f"hopper {_hopper_config(self.hopper).label}"
         way = "" if self.way == "chain" else f" {self.way}"
         if self.triton is None:
             return f"cublaslt{way}" if self.algo is None else f"cublaslt{way} (pinned)"
         c = self.triton
         return f"triton{way} {c.block_m}x{c.block_n}x{c.block_k} w{c.warps} s{c.stages}{' swap' if c.swap else ''}"
+
+
+@cache
+def _hopper_config(numbers: tuple[int, ...]) -> HopperConfig:
+    from samebits.kernels.ops.linear.hopper import HopperConfig
+
+    consumers, block_n, block_k, stages, span, keep, group, skew, per_sm = numbers
+    return HopperConfig(consumers, block_n, block_k, stages, span, bool(keep), group, skew, per_sm)
+
+
+@cache
+def _is_hopper(device: int) -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache
@@ -62,8 +82,11 @@ def table() -> dict[str, Any]:
 
 def parse(entry: list[Any]) -> Choice:
     """A table entry: ["triton", block_m, block_n, block_k, warps, stages, swap] or ["cublaslt", algorithm or null];
-    with segments [one of TRITON_WAYS, as for triton] or ["batched", as for cublaslt]."""
+    with segments [one of TRITON_WAYS, as for triton], ["batched", as for cublaslt] or ["hopper", the fields of
+    HopperConfig]."""
     kind = entry[0]
+    if kind == "hopper":
+        return Choice(None, None, kind, tuple(map(int, entry[1:])))
     if kind in ("cublaslt", "batched"):
         return Choice(None, entry[1], "chain" if kind == "cublaslt" else kind)
     assert kind in ("triton", *TRITON_WAYS), entry
@@ -103,10 +126,12 @@ def fallback(M: int, K: int) -> Choice:
     return Choice(FALLBACK, way="join") if M <= MANY_ROWS else Choice(MANY_FALLBACK, way="walk")
 
 
-def fits(choice: Choice, M: int, N: int, K: int) -> bool:
+def fits(choice: Choice, M: int, N: int, K: int, device: int) -> bool:
     """Whether an implementation has the contract's bits at this size; of calls with K % 8 = 0 and aligned pointers."""
     if choice.triton is not None:
         return True
+    if choice.hopper is not None:
+        return _is_hopper(device)
     if M == 1 or N % 8:  # cuBLASLt has kernels of another order there
         return False
     return choice.way == "chain" or segments(K) * length(K) == K
@@ -121,8 +146,10 @@ def choose(M: int, N: int, K: int, dtype: torch.dtype, aligned: bool, has_bias: 
     if not aligned or K % 8:
         return fallback(M, K)
     choice = parse(next(entry for largest, entry in _rows(N, K) if largest is None or largest >= M))
-    if not fits(choice, M, N, K):
+    if not fits(choice, M, N, K, device):
         return fallback(M, K)
+    if choice.hopper is not None:
+        return choice
     problem = cublaslt.Problem(M, N, K, dtype, has_bias and S == 1, device, S)
     exact = f"{N}x{K}" in table()["shapes"]
     if choice.algo is not None and not (exact and _pinned_here(problem, choice.algo)):
@@ -138,12 +165,16 @@ def _pinned_here(problem: cublaslt.Problem, algo: str) -> bool:
 def launch(
     choice: Choice, x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """What the choice names: [M, N]. dtype of the result: None (that of x); float32 not from cuBLASLt's chain."""
+    """What the choice names: [M, N]. dtype of the result: None (that of x); float32 from Triton alone."""
+    if choice.hopper is not None:
+        from samebits.kernels.ops.linear.hopper import product
+
+        return product(x_MK, weight_NK, bias, _hopper_config(choice.hopper), length(x_MK.shape[1]))
     if choice.triton is None:
         if choice.way == "chain":
             return cublaslt.matmul(x_MK, weight_NK, bias, choice.algo)
         parts = cublaslt.partials(x_MK, weight_NK, segments(x_MK.shape[1]), choice.algo)
-        return fold(parts, bias, dtype or x_MK.dtype)
+        return fold(parts, bias, x_MK.dtype)
     if choice.way == "chain":
         return chain(x_MK, weight_NK, bias, choice.triton, dtype)
     way, _, tma = choice.way.partition(" ")

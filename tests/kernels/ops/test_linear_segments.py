@@ -212,3 +212,20 @@ def test_the_gate_passes_four_segments_and_refuses_another_number(count: int, st
     assert outcomes["accuracy"].status == "green", log
     assert outcomes["bits"].status == status, outcomes["bits"]
     assert report.verdict.kind == ("passed" if status == "green" else "stopped"), (report.verdict, log)
+
+
+def test_the_hopper_kernel_is_for_hopper_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = ["hopper", 2, 256, 64, 4, 0, 0, 8, 2, 1]
+    choice = dispatch.parse(entry)
+    assert choice.way == "hopper"
+    assert choice.label == "hopper 128x256x64 s4 memory g8 skew 2"
+    table = {"cublaslt": 1, "shapes": {"512x12288": [[None, entry]]}}
+    monkeypatch.setattr(dispatch, "table", lambda: table)
+    for is_hopper in (True, False):
+        monkeypatch.setattr(dispatch, "_is_hopper", lambda device, is_hopper=is_hopper: is_hopper)
+        dispatch.choose.cache_clear()
+        dispatch._nearest.cache_clear()
+        assert (choose(700) == choice) == is_hopper
+        assert choose(700, aligned=False).way == "walk"
+    dispatch.choose.cache_clear()
+    dispatch._nearest.cache_clear()
