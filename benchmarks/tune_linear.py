@@ -35,29 +35,44 @@ FINALISTS = 4
 FAVOURITES = ("cublaslt 0", "batched 0")
 
 
-def compile_one(entry: list[Any], N: int, K: int) -> None:
-    """Fill the compile cache for one entry, by a call in a process of its own."""
+def compile_one(entry: list[Any], N: int, K: int) -> bool:
+    """Fill the compile cache for one entry, by a call in a process of its own: whether it came back."""
     try:
-        x, weight = (torch.zeros(rows, K, dtype=torch.bfloat16, device="cuda") for rows in (3, N))
+        x, weight = (torch.zeros(rows, K, dtype=torch.bfloat16, device="cuda") for rows in (300, N))
         launch(parse(entry), x, weight, None)
         torch.cuda.synchronize()
-    except Exception as error:  # what does not fit is left out by `tune` too
+    except Exception as error:
         print("does not run:", entry, type(error).__name__, str(error)[:100], flush=True)
+        return False
+    return True
 
 
-def compile_all(shapes: list[str], sizes: tuple[int, ...], workers: int) -> None:
-    """Everything of Triton that `tune` will want, in parallel; of widths, one that is a multiple of 16 is as all."""
+def form(entry: list[Any], N: int, K: int) -> tuple[Any, ...]:
+    """What a kernel is compiled for: the entry and these properties of the sizes, not each size."""
+    if entry[0] == "hopper":
+        return entry, N % entry[2] == 0
+    block_k = entry[3] if segments(K) == 1 else min(entry[3], length(K) & -length(K))
+    return entry, N % 16 == 0, K % 16 == 0, block_k, K % block_k == 0
+
+
+def compile_all(shapes: list[str], sizes: tuple[int, ...], workers: int, seconds: float) -> set[str]:
+    """Compiles everything that is not cuBLASLt's, in parallel: the forms that ran. What hangs is left out, too."""
     tasks = {}
     for name in shapes:
         N, K = map(int, name.split("x"))
         for M in sizes:
             for entry in entries(M, N, K):
-                # A kernel is compiled for these properties of the sizes, not for each size.
-                whole_tiles = entry[0] == "hopper" and N % entry[2] == 0
-                form = (entry, N % 16 == 0, whole_tiles, K % 1024, length(K) & -length(K) if segments(K) > 1 else 0)
-                tasks[str(form)] = (entry, 128 if N % 16 == 0 and entry[0] != "hopper" else N, K)
+                tasks[str(form(entry, N, K))] = (entry, 128 if N % 16 == 0 and entry[0] != "hopper" else N, K)
+    begun, ran = time.monotonic(), set()
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        pool.starmap(compile_one, list(tasks.values()), chunksize=1)
+        waiting = {name: pool.apply_async(compile_one, task) for name, task in tasks.items()}
+        for name, result in waiting.items():
+            try:
+                if result.get(max(0.1, begun + seconds - time.monotonic())):
+                    ran.add(name)
+            except multiprocessing.TimeoutError:
+                print("does not end:", name, flush=True)
+    return ran
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -94,8 +109,8 @@ def winner(times: dict[str, float]) -> str:
     return favourite if pinned and times[best] > 0.98 * times[favourite] else best
 
 
-def options_of(M: int, N: int, K: int) -> dict[str, list[Any]]:
-    """Names and table entries of all that is tried."""
+def options_of(M: int, N: int, K: int, ran: set[str]) -> dict[str, list[Any]]:
+    """Names and table entries of all that is tried; ran: forms of Triton's and Gluon's that do."""
     found: dict[str, list[Any]] = {}
     S = segments(K)
     if M > 1 and N % 8 == 0 and (S == 1 or (whole(K) and M > 16)):
@@ -103,7 +118,7 @@ def options_of(M: int, N: int, K: int) -> dict[str, list[Any]]:
         kind = "cublaslt" if S == 1 else "batched"
         for rank, algo in enumerate(cublaslt.choices(problem, MANY if M >= 1024 and S == 1 else FEW)):
             found[f"{kind} {rank}"] = [kind, None if rank == 0 else algo]
-    return found | {str(entry): entry for entry in entries(M, N, K)}
+    return found | {str(entry): entry for entry in entries(M, N, K) if str(form(entry, N, K)) in ran}
 
 
 def first_times(
@@ -126,8 +141,8 @@ def first_times(
     return found
 
 
-def tune(N: int, K: int, sizes: tuple[int, ...], log: list[dict[str, Any]]) -> dict[int, list[Any]]:
-    """The best entry of one shape for each of some M."""
+def tune(N: int, K: int, sizes: tuple[int, ...], ran: set[str], log: list[dict[str, Any]]) -> dict[int, list[Any]]:
+    """The best entry of one shape for each of some M; ran: what `compile_all` gave."""
     copies = copies_for(2 * N * K, 64)
     weights = (torch.randn(copies, N, K, device="cuda") * K**-0.5).bfloat16()
     x_all = torch.randn(max(sizes), K, device="cuda").bfloat16()
@@ -137,7 +152,7 @@ def tune(N: int, K: int, sizes: tuple[int, ...], log: list[dict[str, Any]]) -> d
         begun = time.monotonic()
         x = x_all[:M]
         used = range(copies if M <= 256 else min(copies, 4))
-        options = options_of(M, N, K)
+        options = options_of(M, N, K, ran)
         found = first_times(options, x, weights, used, truth[:M])
         arms = {
             name: [partial(launch, parse(options[name]), x, weights[i], None) for i in used]
@@ -191,6 +206,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", help="NxK; default: all of inputs.py")
     parser.add_argument("--sizes", nargs="*", type=int, choices=EDGES, help="M of the rows to tune; default: all")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop before a new shape after this time")
+    parser.add_argument("--compile-seconds", type=float, default=90, help="leave out what has not run by then")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     options = parser.parse_args()
     begun = time.monotonic()
@@ -201,14 +217,14 @@ def main() -> None:
     known = [name for name in shapes if name in table["shapes"]]
     if options.sizes and known != shapes:
         raise SystemExit(f"{options.out} has no rows of {sorted(set(shapes) - set(known))} that could stay")
-    compile_all(shapes, sizes, options.workers)
+    ran = compile_all(shapes, sizes, options.workers, options.compile_seconds)
     print(f"compiled in {time.monotonic() - begun:.1f} s", flush=True)
     for name in shapes:
         if time.monotonic() - begun > options.seconds:
             print("out of time before", name)
             break
         N, K = map(int, name.split("x"))
-        found = tune(N, K, sizes, log)
+        found = tune(N, K, sizes, ran, log)
         table["shapes"][name] = merged(table["shapes"][name] if options.sizes else [], found)
         torch.cuda.empty_cache()
         options.out.write_text(text_of(table), encoding="utf-8")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
+import types
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,8 @@ def test_what_is_tried_are_entries_of_the_kind_that_k_asks_for(tuner: Any, monke
         N, K = shape["n"], shape["k"]
         for M in tuner.EDGES:
             asked.clear()
-            found = tuner.options_of(M, N, K)
+            ran = {str(tuner.form(entry, N, K)) for entry in tuner.entries(M, N, K)}
+            found = tuner.options_of(M, N, K, ran)
             assert found
             ways = {dispatch.parse(entry).way for entry in found.values()}
             assert ("chain" in ways) == (segments(K) == 1)
@@ -87,8 +90,36 @@ def test_what_is_tried_are_entries_of_the_kind_that_k_asks_for(tuner: Any, monke
             assert all(dispatch.fits(dispatch.parse(entry), M, N, K, 0) for entry in found.values())
             assert [problem.segments for problem in asked] in ([], [segments(K)])
     # Where segments differ in length no batch of products has the bits.
-    assert "batched 0" in tuner.options_of(256, 512, 12288)
-    assert "batched 0" not in tuner.options_of(256, 512, 11008)
+    assert "batched 0" in tuner.options_of(256, 512, 12288, set())
+    assert "batched 0" not in tuner.options_of(256, 512, 11008, set())
+    assert list(tuner.options_of(256, 512, 12288, set())) == ["batched 0", "batched 1"], "what does not run is left out"
+
+
+def test_what_does_not_run_or_hangs_while_it_is_compiled_is_left_out(
+    tuner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Result:
+        def __init__(self, entry: list[Any]) -> None:
+            self.entry = entry
+
+        def get(self, seconds: float) -> bool:
+            if self.entry[0] == "join":
+                raise multiprocessing.TimeoutError
+            return self.entry[0] == "split"
+
+    class Pool:
+        def __init__(self, workers: int) -> None: ...
+        def __enter__(self) -> Pool:
+            return self
+
+        def __exit__(self, *args: object) -> None: ...
+        def apply_async(self, function: Any, task: tuple[Any, ...]) -> Result:
+            return Result(task[0])
+
+    monkeypatch.setattr(tuner.multiprocessing, "get_context", lambda kind: types.SimpleNamespace(Pool=Pool))
+    ran = tuner.compile_all(["512x12288"], (1, 8192), 2, 10.0)
+    assert ran
+    assert all("split" in name for name in ran)
 
 
 def test_what_has_other_bits_is_never_chosen_however_fast(tuner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
