@@ -94,8 +94,11 @@ def off_by_one(x: Tensor) -> Tensor:
 
 def linear_forms(x: Tensor, weight: Tensor, bias: Tensor | None) -> dict[str, int]:
     """Differing elements of what a table row does not choose: results in float32, addresses that are not aligned,
-    float16, and where K has segments what runs when there are no counters."""
-    found = {"float32 result": 0, "not aligned": 0, "float16": 0}
+    float16, and where K has segments what runs when there are no counters. Also products that are all -0.0."""
+    found = {"float32 result": 0, "not aligned": 0, "float16": 0, "minus zeros": 0}
+    for m in (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192):
+        minus, positive = torch.full_like(x[:m], -0.0), weight.abs()
+        found["minus zeros"] += differing(linear(minus, positive), linear_contract(minus, positive))
     half = tuple(None if t is None else t.half() for t in (weight, bias))
     for m in (1, 2, 17, 130, 300):
         found["float32 result"] += differing(linear_float32(x[:m], weight, bias), contract_wide(x[:m], weight, bias))

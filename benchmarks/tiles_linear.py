@@ -67,6 +67,7 @@ JOIN_SOME_TMA: tuple[Tile, ...] = (
 JOIN_MORE_TMA: tuple[Tile, ...] = (
     (64, 32, 128, 4, 4, False), (64, 64, 128, 4, 4, False), (128, 64, 64, 4, 5, False), (128, 64, 128, 4, 4, False),
     (128, 128, 64, 8, 4, False), (128, 128, 128, 8, 3, False), (128, 64, 128, 8, 4, False), (64, 128, 128, 4, 3, True),
+    (128, 64, 64, 4, 4, False), (128, 64, 64, 8, 4, False), (128, 64, 64, 4, 4, True),
 )  # fmt: skip
 WALK_TMA: tuple[Tile, ...] = (
     (128, 256, 64, 8, 3, False), (128, 256, 64, 8, 4, False), (256, 128, 64, 8, 4, False), (128, 128, 64, 8, 4, False),
@@ -79,10 +80,20 @@ SPLIT: tuple[Tile, ...] = ((16, 16, 512, 2, 3, False), (16, 64, 128, 4, 5, True)
 MULTIPROCESSORS, SHARED_BYTES = 132, 227 << 10
 HOPPER = (
     *((consumers, n, k) for consumers in (1, 2) for n in (64, 128) for k in (64, 128)),
-    *((1, 32, 128), (2, 192, 64), (2, 256, 64), (3, 128, 64), (3, 64, 128), (3, 256, 64), (4, 128, 64), (4, 64, 64)),
+    *(
+        (1, 32, 128),
+        (1, 32, 64),
+        (2, 32, 128),
+        (2, 256, 64),
+        (3, 128, 64),
+        (3, 64, 128),
+        (3, 256, 64),
+        (4, 128, 64),
+        (4, 64, 64),
+    ),
 )
 """Of hopper.py: warpgroups of 64 tokens, outputs, K block."""
-MOST_HOPPER = 12
+MOST_HOPPER, FEW_HOPPER = 12, 6
 
 
 def hopper(M: int, N: int, K: int) -> list[list[Any]]:
@@ -94,7 +105,7 @@ def hopper(M: int, N: int, K: int) -> list[list[Any]]:
             continue
         stages = min(8, (SHARED_BYTES - 2048) // (2 * k * (rows + n)))
         tiles_of_all = -(-M // rows) * -(-N // n)
-        for span in (0, 1, 2):
+        for span in (0, 1, 2) if S > 1 else (0,):
             waves = -(-tiles_of_all * (S // (span or S)) // MULTIPROCESSORS)
             # A step is bound by the tensor cores or by what it loads; sums that are stored cost some steps.
             step = max(rows * n / 32768, (rows + n) / 512) * (1.0 if k == 64 else 0.97)
@@ -107,7 +118,7 @@ def hopper(M: int, N: int, K: int) -> list[list[Any]]:
         # Warpgroups apart, so that one multiplies while the other folds; more rows of tiles at one time.
         if numbers[:3] in ([2, 128, 64], [2, 256, 64]) and numbers[4] == 0:
             best = [*best, [*numbers[:7], 2, 1], *([[*numbers[:6], 16, 0, 1]] if M > 1024 else [])]
-    return [["hopper", *numbers] for numbers in best]
+    return [["hopper", *numbers] for numbers in (best if S > 1 else best[:FEW_HOPPER])]
 
 
 def tiles(M: int, N: int) -> list[Tile]:
@@ -132,14 +143,15 @@ def joined(M: int, N: int) -> dict[str, tuple[Tile, ...]]:
     if M <= 128:
         return {"join": JOIN_SOME[:2] if N <= 1024 else (), "join tma": JOIN_MORE_TMA, "split tma": JOIN_MORE_TMA[:2]}
     if M <= 1024 and (M <= 512 or N <= 1024):
-        return {"join tma": JOIN_MORE_TMA[1:7], "walk tma": WALK_TMA[:4] if M * N >= 1 << 20 else ()}
+        return {"join tma": JOIN_MORE_TMA[2:8], "walk tma": WALK_TMA[:4] if M * N >= 1 << 20 else ()}
     return {"walk tma": WALK_TMA}
 
 
 def entries(M: int, N: int, K: int) -> list[list[Any]]:
     """Table entries worth a try, those of cuBLASLt aside."""
     if segments(K) == 1:
-        return [["triton", *map(int, tile)] for tile in tiles(M, N)]
+        narrow = hopper(M, N, K) if 32 <= M <= 512 and N <= 4096 else []
+        return [["triton", *map(int, tile)] for tile in tiles(M, N)] + narrow
     found: list[list[Any]] = []
     for way, some in joined(M, N).items():
         found += [[way, *map(int, tile)] for tile in some]
