@@ -77,48 +77,47 @@ SPLIT: tuple[Tile, ...] = ((16, 16, 512, 2, 3, False), (16, 64, 128, 4, 5, True)
 """The same with a second launch that folds: what the one launch must beat."""
 
 
-MULTIPROCESSORS, SHARED_BYTES = 132, 227 << 10
+MULTIPROCESSORS, SHARED_BYTES = 132, 217 << 10
 HOPPER = (
     *((consumers, n, k) for consumers in (1, 2) for n in (64, 128) for k in (64, 128)),
-    *(
-        (1, 32, 128),
-        (1, 32, 64),
-        (2, 32, 128),
-        (2, 256, 64),
-        (3, 128, 64),
-        (3, 64, 128),
-        (3, 256, 64),
-        (4, 128, 64),
-        (4, 64, 64),
-    ),
+    *((1, 32, 128), (1, 32, 256), (2, 32, 128), (1, 256, 64), (2, 256, 64), (3, 128, 64), (4, 128, 64), (4, 64, 64)),
 )
 """Of hopper.py: warpgroups of 64 tokens, outputs, K block."""
-MOST_HOPPER, FEW_HOPPER = 12, 6
+SLIM_HOPPER = (
+    (1, 8, 256, 5), (1, 16, 256, 5), (1, 16, 512, 2), (1, 8, 128, 10), (1, 32, 128, 8), (1, 32, 256, 4),
+    (1, 64, 128, 6), (2, 32, 128, 5),
+)  # fmt: skip
+"""With stages: where K is one segment, for few outputs at middle numbers of rows."""
+MOST_HOPPER = 10
 
 
 def hopper(M: int, N: int, K: int) -> list[list[Any]]:
     """Entries of the Hopper kernel that an estimate of its waves puts first: tiles and spans that fill the GPU."""
+    if segments(K) == 1:
+        return [["hopper", *tile, 0, 1, 8, 0, 1] for tile in SLIM_HOPPER]
     S, found = segments(K), []
     for consumers, n, k in HOPPER:
         rows = 64 * consumers
         if consumers > 1 and rows >= 2 * M:
             continue
-        stages = min(8, (SHARED_BYTES - 2048) // (2 * k * (rows + n)))
-        tiles_of_all = -(-M // rows) * -(-N // n)
-        for span in (0, 1, 2) if S > 1 else (0,):
-            waves = -(-tiles_of_all * (S // (span or S)) // MULTIPROCESSORS)
+        stages = min(8, SHARED_BYTES // (2 * k * (rows + n)))
+        all_tiles = -(-M // rows) * -(-N // n)
+        for span in (0, 1, 2):
+            waves = -(-all_tiles * (S // (span or S)) // MULTIPROCESSORS)
             # A step is bound by the tensor cores or by what it loads; sums that are stored cost some steps.
             step = max(rows * n / 32768, (rows + n) / 512) * (1.0 if k == 64 else 0.97)
             cost = waves * (step * (K / 64 * (span or S) / S) + (12 * step + 6 if span else 0))
-            keep = n <= 64 or (n <= 128 and consumers in (2, 3))
+            keep = not span and (n <= 64 or (n <= 128 and consumers in (2, 3)))
             if not (span and M > 2048):
                 found.append((cost, [consumers, n, k, stages, span, int(keep), 8, 0, 1]))
     best = [numbers for _, numbers in sorted(found)[:MOST_HOPPER]]
     for numbers in best:
         # Warpgroups apart, so that one multiplies while the other folds; more rows of tiles at one time.
-        if numbers[:3] in ([2, 128, 64], [2, 256, 64]) and numbers[4] == 0:
-            best = [*best, [*numbers[:7], 2, 1], *([[*numbers[:6], 16, 0, 1]] if M > 1024 else [])]
-    return [["hopper", *numbers] for numbers in (best if S > 1 else best[:FEW_HOPPER])]
+        if numbers[:3] in ([2, 128, 64], [2, 256, 64]) and numbers[4] != 1:
+            best = [*best, [*numbers[:7], 2, 1], *([[*numbers[:6], 16, 2, 1]] if M > 1024 else [])]
+    if M <= 128:
+        best.append([1, 64, 64, 6, 1, 0, 8, 0, 2])  # two programs to a multiprocessor
+    return [["hopper", *numbers] for numbers in best]
 
 
 def tiles(M: int, N: int) -> list[Tile]:
@@ -150,7 +149,7 @@ def joined(M: int, N: int) -> dict[str, tuple[Tile, ...]]:
 def entries(M: int, N: int, K: int) -> list[list[Any]]:
     """Table entries worth a try, those of cuBLASLt aside."""
     if segments(K) == 1:
-        narrow = hopper(M, N, K) if 32 <= M <= 512 and N <= 4096 else []
+        narrow = hopper(M, N, K) if 32 <= M <= 1024 and N <= 2048 else []
         return [["triton", *map(int, tile)] for tile in tiles(M, N)] + narrow
     found: list[list[Any]] = []
     for way, some in joined(M, N).items():

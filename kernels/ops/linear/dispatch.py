@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,8 +63,10 @@ class Choice:
 def _hopper_config(numbers: tuple[int, ...]) -> HopperConfig:
     from samebits.kernels.ops.linear.hopper import HopperConfig
 
-    consumers, block_n, block_k, stages, span, keep, group, skew, per_sm = numbers
-    return HopperConfig(consumers, block_n, block_k, stages, span, bool(keep), group, skew, per_sm)
+    flags = {field.name for field in fields(HopperConfig) if field.type in (bool, "bool")}
+    names = [field.name for field in fields(HopperConfig)]
+    given = dict(zip(names, numbers, strict=True))
+    return HopperConfig(**{name: bool(value) if name in flags else value for name, value in given.items()})
 
 
 @cache
