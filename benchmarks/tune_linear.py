@@ -116,7 +116,12 @@ def options_of(M: int, N: int, K: int, ran: set[str]) -> dict[str, list[Any]]:
     if M > 1 and N % 8 == 0 and (S == 1 or (whole(K) and M > 16)):
         problem = cublaslt.Problem(M, N, K, torch.bfloat16, False, 0, S)
         kind = "cublaslt" if S == 1 else "batched"
-        for rank, algo in enumerate(cublaslt.choices(problem, MANY if M >= 1024 and S == 1 else FEW)):
+        try:
+            algos = cublaslt.choices(problem, MANY if M >= 1024 and S == 1 else FEW)
+        except cublaslt.CublasLtError as error:
+            print(f"{problem}: {error}", flush=True)
+            algos = []
+        for rank, algo in enumerate(algos):
             found[f"{kind} {rank}"] = [kind, None if rank == 0 else algo]
     return found | {str(entry): entry for entry in entries(M, N, K) if str(form(entry, N, K)) in ran}
 

@@ -65,7 +65,7 @@ def _hopper_config(numbers: tuple[int, ...]) -> HopperConfig:
 
     flags = {field.name for field in fields(HopperConfig) if field.type in (bool, "bool")}
     names = [field.name for field in fields(HopperConfig)]
-    given = dict(zip(names, numbers, strict=True))
+    given: dict[str, Any] = dict(zip(names, numbers, strict=True))
     return HopperConfig(**{name: bool(value) if name in flags else value for name, value in given.items()})
 
 
