@@ -16,17 +16,21 @@ from samebits.kernels.ops.linear.gluon_parts import (
     ROWS,
     chain,
     flat,
+    flat_layout,
     keep,
     kept,
     kept_or,
     last_of,
     load_blocks,
+    moved,
     piece,
     pieces,
     place,
     plus_kept,
+    sides,
     store_piece,
     sum_layout,
+    sums_layout,
     tile_of,
 )
 
@@ -41,40 +45,45 @@ def walk(
     out,
     SEGMENTS: gl.constexpr,
     KEEP: gl.constexpr,
+    SHARED: gl.constexpr,
     EVEN: gl.constexpr,
     BIAS: gl.constexpr,
     C: gl.constexpr,
     P: gl.constexpr,
 ):
-    """All segments of a tile, folded, into the output. KEEP: the total waits in registers, else at own_ptr."""
+    """All segments of a tile, folded, into the output. KEEP: halves of the total that wait in registers; the rest waits
+    in shared memory where there is any for it, else at own_ptr."""
     blocks, segment = sizes
     N: gl.constexpr = smem[1].shape[1]
+    HELD: gl.constexpr = N * KEEP // 2
     W: gl.constexpr = piece(N)
-    total_RN = state[0]
+    held_RN = state[0]
     for s in gl.static_range(SEGMENTS):
         count = gl.minimum(blocks - s * segment, segment)
         state = chain(state, smem, bars, count, C, P)
-        acc_RN = state[0]
-        if KEEP:
-            total_RN = acc_RN if s == 0 else total_RN + acc_RN
-        else:
-            parts = pieces(acc_RN)
-            if s > 0:
-                next_F = kept(own_ptr, W)
-            for j in gl.static_range(N // W):
+        left_RN, right_RN = sides(state[0], KEEP)
+        if KEEP > 0:
+            held_RN = moved(left_RN) if s == 0 else held_RN + left_RN
+        if KEEP < 2:
+            parts = pieces(right_RN)
+            for j in gl.static_range((N - HELD) // W):
                 sum_F = flat(parts[j])
-                if s > 0:
-                    before_F = next_F
-                    if j < N // W - 1:
-                        next_F = kept(own_ptr + (j + 1) * (ROWS * W), W)
-                    sum_F = before_F + sum_F
-                if s < SEGMENTS - 1:
-                    keep(own_ptr + j * (ROWS * W), sum_F)
+                if SHARED:
+                    own_smem = smem[2].index(P * ((N - HELD) // W) + j)
+                    if s > 0:
+                        sum_F = own_smem.load(flat_layout(W)) + sum_F
+                    if s < SEGMENTS - 1:
+                        own_smem.store(sum_F)
                 else:
-                    store_piece(tile_of(sum_F, W), out, j * W, EVEN, BIAS)
-    if KEEP:
-        parts = pieces(total_RN)
-        for j in gl.static_range(N // W):
+                    if s > 0:
+                        sum_F = kept(own_ptr + j * (ROWS * W), W) + sum_F
+                    if s < SEGMENTS - 1:
+                        keep(own_ptr + j * (ROWS * W), sum_F)
+                if s == SEGMENTS - 1:
+                    store_piece(tile_of(sum_F, W), out, HELD + j * W, EVEN, BIAS)
+    if KEEP > 0:
+        parts = pieces(held_RN)
+        for j in gl.static_range(HELD // W):
             store_piece(parts[j], out, j * W, EVEN, BIAS)
     return state
 
@@ -124,6 +133,7 @@ def consumer(
     SEGMENTS: gl.constexpr,
     SPAN: gl.constexpr,
     KEEP: gl.constexpr,
+    SHARED: gl.constexpr,
     SKEW: gl.constexpr,
     EVEN: gl.constexpr,
     BIAS: gl.constexpr,
@@ -148,7 +158,7 @@ def consumer(
         out = (b_ptr, y_ptr, (m * C + P) * ROWS, n * BLOCK_N, M, N)
         if SPANS == 1:
             own_ptr = part_ptr + (gl.program_id(0) * C + P) * SIZE
-            state = walk(smem, bars, state, (blocks, segment), own_ptr, out, SEGMENTS, KEEP, EVEN, BIAS, C, P)
+            state = walk(smem, bars, state, (blocks, segment), own_ptr, out, SEGMENTS, KEEP, SHARED, EVEN, BIAS, C, P)
         else:
             own = tile * C + P
             own_ptr = part_ptr + own.to(gl.int64) * (PARTS * SIZE)
@@ -193,6 +203,7 @@ def linear_hopper_kernel(
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
     KEEP: gl.constexpr,
+    SHARED: gl.constexpr,
     SKEW: gl.constexpr,
     EVEN: gl.constexpr,
     BIAS: gl.constexpr,
@@ -204,6 +215,10 @@ def linear_hopper_kernel(
     BLOCK_K: gl.constexpr = w_desc.block_shape[1]
     a_smem = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, ROWS, BLOCK_K], x_desc.layout)
     b_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
+    rest_smem = b_smem
+    if SHARED:
+        PIECES: gl.constexpr = CONSUMERS * (BLOCK_N - BLOCK_N * KEEP // 2) // piece(BLOCK_N)
+        rest_smem = gl.allocate_shared_memory(gl.float32, [PIECES, ROWS * piece(BLOCK_N)], sums_layout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -211,13 +226,13 @@ def linear_hopper_kernel(
         mbarrier.init(free.index(i), count=CONSUMERS)
     fence_async_shared()
     C: gl.constexpr = CONSUMERS
-    smem, bars = (a_smem, b_smem), (full, free)
+    smem, bars = (a_smem, b_smem, rest_smem), (full, free)
     memory, sizes = (b_ptr, y_ptr, part_ptr, arrived_ptr), (M, N, blocks, segment)
     grid = (items, tiles_m, tiles_n, group)
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SKEW, EVEN, BIAS, C, 0)),
+                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SHARED, SKEW, EVEN, BIAS, C, 0)),
                 (producer, ((x_desc, w_desc), smem, bars, sizes, grid, SEGMENTS, SPAN, C)),
             ],
             [1],
@@ -226,8 +241,8 @@ def linear_hopper_kernel(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SKEW, EVEN, BIAS, C, 0)),
-                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SKEW, EVEN, BIAS, C, 1)),
+                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SHARED, SKEW, EVEN, BIAS, C, 0)),
+                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SHARED, SKEW, EVEN, BIAS, C, 1)),
                 (producer, ((x_desc, w_desc), smem, bars, sizes, grid, SEGMENTS, SPAN, C)),
             ],
             [4, 1],
@@ -236,9 +251,9 @@ def linear_hopper_kernel(
     elif CONSUMERS == 3:
         gl.warp_specialize(
             [
-                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SKEW, EVEN, BIAS, C, 0)),
-                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SKEW, EVEN, BIAS, C, 1)),
-                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SKEW, EVEN, BIAS, C, 2)),
+                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SHARED, SKEW, EVEN, BIAS, C, 0)),
+                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SHARED, SKEW, EVEN, BIAS, C, 1)),
+                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SHARED, SKEW, EVEN, BIAS, C, 2)),
                 (producer, ((x_desc, w_desc), smem, bars, sizes, grid, SEGMENTS, SPAN, C)),
             ],
             [4, 4, 1],
@@ -247,10 +262,10 @@ def linear_hopper_kernel(
     else:
         gl.warp_specialize(
             [
-                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SKEW, EVEN, BIAS, C, 0)),
-                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SKEW, EVEN, BIAS, C, 1)),
-                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SKEW, EVEN, BIAS, C, 2)),
-                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SKEW, EVEN, BIAS, C, 3)),
+                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SHARED, SKEW, EVEN, BIAS, C, 0)),
+                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SHARED, SKEW, EVEN, BIAS, C, 1)),
+                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SHARED, SKEW, EVEN, BIAS, C, 2)),
+                (consumer, (smem, bars, memory, sizes, grid, SEGMENTS, SPAN, KEEP, SHARED, SKEW, EVEN, BIAS, C, 3)),
                 (producer, ((x_desc, w_desc), smem, bars, sizes, grid, SEGMENTS, SPAN, C)),
             ],
             [4, 4, 4, 1],

@@ -60,7 +60,7 @@ def chain(state, smem, bars, count, CONSUMERS: gl.constexpr, PART: gl.constexpr)
     run, whose slot is free when these are through.
     """
     acc, slot, phase = state
-    a_smem, b_smem = smem
+    a_smem, b_smem, _ = smem
     full, free = bars
     STAGES: gl.constexpr = b_smem.shape[0]
     before = slot
@@ -84,7 +84,7 @@ def chain(state, smem, bars, count, CONSUMERS: gl.constexpr, PART: gl.constexpr)
 def load_blocks(descs, smem, bars, rows, slot, phase, start, end, CONSUMERS: gl.constexpr):
     """Blocks start, ..., end - 1 of K of a tile into freed slots. rows: first token and first output of the tile."""
     x_desc, w_desc = descs
-    a_smem, b_smem = smem
+    a_smem, b_smem, _ = smem
     full, free = bars
     STAGES: gl.constexpr = b_smem.shape[0]
     N: gl.constexpr = b_smem.shape[1]
@@ -117,6 +117,12 @@ def flat_layout(N):
     )
 
 
+@gluon.constexpr_function
+def sums_layout():
+    """Of sums in shared memory, in the order of `flat`: 16 bytes of a thread, then the threads of a warp."""
+    return gl.SwizzledSharedLayout(1, 1, 1, [0])
+
+
 @gluon.jit
 def flat(sum_RN):
     """Sums in the order they have in memory, [ROWS * N]: no data moves."""
@@ -147,6 +153,21 @@ def halves(sum_RN):
     left, right = gl.split(gl.permute(gl.reshape(sum_RN, [ROWS, 2, N // 2]), (0, 2, 1)))
     LAYOUT: gl.constexpr = sum_layout(N // 2)
     return gl.convert_layout(left, LAYOUT), gl.convert_layout(right, LAYOUT)
+
+
+@gluon.jit
+def sides(sum_RN, KEEP: gl.constexpr):
+    """What waits in registers, and the rest: all is one of them, or each is a half."""
+    if KEEP == 1:
+        return halves(sum_RN)
+    else:
+        return sum_RN, sum_RN
+
+
+@gluon.jit
+def moved(sum_RN):
+    """The same in registers of its own: else the next segment's accumulator would move away from these."""
+    return gl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [sum_RN], dtype=gl.float32, is_pure=False, pack=1)
 
 
 @gluon.jit

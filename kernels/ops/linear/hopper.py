@@ -28,9 +28,10 @@ ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 class HopperConfig:
     """One launch: tiles of 64 * `consumers` tokens x `block_n` outputs, K in blocks of `block_k` in a ring of `stages`.
 
-    span: segments of a program, a divisor of S; 0: all of them. keep: with all of them, the total waits in registers
-    (at most 128 outputs), else in memory. group: rows of tiles that are walked together. skew: blocks by which a
-    warpgroup starts behind the one before it. per_sm: programs of a multiprocessor at a time (2: one warpgroup only).
+    span: segments of a program, a divisor of S; 0: all of them. keep: with all of them, the halves of the total that
+    wait in registers (2: at most 128 outputs); shared: the rest waits in shared memory, else in L2. group: rows of
+    tiles that are walked together. skew: blocks by which a warpgroup starts behind the one before it. per_sm: programs
+    of a multiprocessor at a time (2: one warpgroup only).
     """
 
     consumers: int
@@ -38,15 +39,16 @@ class HopperConfig:
     block_k: int
     stages: int
     span: int = 0
-    keep: bool = True
+    keep: int = 2
     group: int = 8
     skew: int = 0
     per_sm: int = 1
+    shared: bool = False
 
     @property
     def label(self) -> str:
         """A short name for tables and read-backs."""
-        walk = f"span {self.span}" if self.span else "keep" if self.keep else "memory"
+        walk = f"span {self.span}" if self.span else f"keep {self.keep}{' shared' if self.shared else ''}"
         more = f" g{self.group}" + (f" skew {self.skew}" if self.skew else "") + (" x2" if self.per_sm > 1 else "")
         return f"{ROWS * self.consumers}x{self.block_n}x{self.block_k} s{self.stages} {walk}{more}"
 
@@ -95,8 +97,8 @@ def product(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, config: Hopper
     tiles_m, tiles_n = -(-M // (ROWS * config.consumers)), -(-N // config.block_n)
     items = tiles_m * tiles_n * (segments // span)
     programs = min(items, _multiprocessors(x_MK.device.index or 0) * config.per_sm)
-    keep = span == segments and (config.keep or segments == 1)
-    sums, arrived = _memory(y_MN, tiles_m * tiles_n, programs, segments, span, keep, config)
+    keep = config.keep if segments > 1 else 2
+    sums, arrived = _memory(y_MN, tiles_m * tiles_n, programs, segments, span, config)
     linear_hopper_kernel[(programs,)](
         _boxes(x_MK, ROWS, config.block_k),
         _boxes(weight_NK, config.block_n, config.block_k),
@@ -117,6 +119,7 @@ def product(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, config: Hopper
         CONSUMERS=config.consumers,
         STAGES=config.stages,
         KEEP=keep,
+        SHARED=config.shared and keep < 2,
         SKEW=config.skew if config.consumers > 1 else 0,
         EVEN=N % config.block_n == 0,
         BIAS=bias is not None,
@@ -135,11 +138,11 @@ def _registers(config: HopperConfig) -> int | None:
 
 
 def _memory(
-    y_MN: Tensor, tiles: int, programs: int, segments: int, span: int, keep: bool, config: HopperConfig
+    y_MN: Tensor, tiles: int, programs: int, segments: int, span: int, config: HopperConfig
 ) -> tuple[Tensor, Tensor]:
     """Where sums wait, and counters of arrival; the output itself where a launch needs none."""
     size = config.consumers * ROWS * config.block_n
-    if keep:
+    if segments == 1 or (span == segments and (config.keep == 2 or config.shared)):
         return y_MN, y_MN
     if span == segments:
         return torch.empty(programs * size, dtype=torch.float32, device=y_MN.device), y_MN
