@@ -67,7 +67,7 @@ def _multiprocessors(device: int) -> int:
 @cache
 def _pattern(dtype: torch.dtype, rows: int, columns: int) -> TensorDescriptor:
     """A descriptor of boxes [rows, columns], over nothing yet: layout and checks are made once per kind."""
-    layout = gl.NVMMASharedLayout(128, 16, 2)
+    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], ELEMENTS[dtype])
     return TensorDescriptor(
         torch.empty(rows, columns, dtype=dtype), [rows, columns], [columns, 1], [rows, columns], layout
     )
