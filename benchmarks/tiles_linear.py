@@ -88,13 +88,19 @@ SLIM_HOPPER = (
     (1, 64, 128, 6), (2, 32, 128, 5),
 )  # fmt: skip
 """With stages: where K is one segment, for few outputs at middle numbers of rows."""
-MOST_HOPPER = 10
+BIG_HOPPER = (
+    (2, 256, 64, 4, 0, 1, 8, 2, 1, 0), (2, 256, 64, 4, 0, 1, 16, 0, 1, 0), (2, 256, 64, 3, 0, 1, 8, 1, 1, 1),
+    (2, 256, 64, 3, 0, 1, 8, 0, 1, 1), (2, 256, 32, 6, 0, 1, 8, 2, 1, 1), (2, 256, 64, 4, 0, 0, 8, 2, 1, 0),
+    (3, 128, 64, 5, 0, 2, 8, 1, 1, 0), (4, 128, 64, 4, 0, 0, 8, 1, 1, 0),
+)  # fmt: skip
+"""All numbers: for outputs so many that the tensor cores are busy throughout."""
+MOST_HOPPER = 9
 
 
 def hopper(M: int, N: int, K: int) -> list[list[Any]]:
     """Entries of the Hopper kernel that an estimate of its waves puts first: tiles and spans that fill the GPU."""
     if segments(K) == 1:
-        return [["hopper", *tile, 0, 1, 8, 0, 1] for tile in SLIM_HOPPER]
+        return [["hopper", *tile, 0, 2, 8, 0, 1, 0] for tile in SLIM_HOPPER]
     S, found = segments(K), []
     for consumers, n, k in HOPPER:
         rows = 64 * consumers
@@ -107,17 +113,18 @@ def hopper(M: int, N: int, K: int) -> list[list[Any]]:
             # A step is bound by the tensor cores or by what it loads; sums that are stored cost some steps.
             step = max(rows * n / 32768, (rows + n) / 512) * (1.0 if k == 64 else 0.97)
             cost = waves * (step * (K / 64 * (span or S) / S) + (12 * step + 6 if span else 0))
-            keep = not span and (n <= 64 or (n <= 128 and consumers in (2, 3)))
+            keep = 2 if not span and (n <= 64 or (n <= 128 and consumers in (2, 3))) else 0
             if not (span and M > 2048):
-                found.append((cost, [consumers, n, k, stages, span, int(keep), 8, 0, 1]))
+                found.append((cost, [consumers, n, k, stages, span, keep, 8, 0, 1, 0]))
     best = [numbers for _, numbers in sorted(found)[:MOST_HOPPER]]
     for numbers in best:
-        # Warpgroups apart, so that one multiplies while the other folds; more rows of tiles at one time.
+        # Warpgroups apart, so that one multiplies while the other folds.
         if numbers[:3] in ([2, 128, 64], [2, 256, 64]) and numbers[4] != 1:
-            best = [*best, [*numbers[:7], 2, 1], *([[*numbers[:6], 16, 2, 1]] if M > 1024 else [])]
+            best = [*best, [*numbers[:7], 2, 1, 0]]
     if M <= 128:
-        best.append([1, 64, 64, 6, 1, 0, 8, 0, 2])  # two programs to a multiprocessor
-    return [["hopper", *numbers] for numbers in best]
+        best.append([1, 64, 64, 6, 1, 0, 8, 0, 2, 0])  # two programs to a multiprocessor
+    wide = BIG_HOPPER if M * N >= 1 << 22 else ()
+    return [["hopper", *numbers] for numbers in dict.fromkeys(map(tuple, [*wide, *best]))]
 
 
 def tiles(M: int, N: int) -> list[Tile]:
