@@ -69,6 +69,13 @@ def _hopper_config(numbers: tuple[int, ...]) -> HopperConfig:
     return HopperConfig(**{name: bool(value) if name in flags else value for name, value in given.items()})
 
 
+def _whole_blocks(config: HopperConfig, K: int) -> bool:
+    """Whether segments of K are whole blocks, and none shorter than the ring of them."""
+    S, L = segments(K), length(K)
+    shortest = min(L, K - (S - 1) * L)
+    return (S == 1 or L % config.block_k == 0) and shortest >= config.block_k * config.stages
+
+
 @cache
 def _is_hopper(device: int) -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] == 9
@@ -121,11 +128,11 @@ def sizes(N: int, K: int, most: int) -> list[int]:
     return [*edges, most]
 
 
-def fallback(M: int, K: int) -> Choice:
-    """What runs every call."""
+def fallback(M: int, K: int, tma: bool = False) -> Choice:
+    """What runs every call. tma: on Hopper, and nothing is odd about pointers and K."""
     if segments(K) == 1:
         return Choice(FALLBACK)
-    return Choice(FALLBACK, way="join") if M <= MANY_ROWS else Choice(MANY_FALLBACK, way="walk")
+    return Choice(FALLBACK, way="join") if M <= MANY_ROWS else Choice(MANY_FALLBACK, way="walk tma" if tma else "walk")
 
 
 def fits(choice: Choice, M: int, N: int, K: int, device: int) -> bool:
@@ -133,7 +140,7 @@ def fits(choice: Choice, M: int, N: int, K: int, device: int) -> bool:
     if choice.triton is not None:
         return True
     if choice.hopper is not None:
-        return _is_hopper(device)
+        return _is_hopper(device) and _whole_blocks(_hopper_config(choice.hopper), K)
     if M == 1 or N % 8:  # cuBLASLt has kernels of another order there
         return False
     return choice.way == "chain" or segments(K) * length(K) == K
@@ -149,7 +156,7 @@ def choose(M: int, N: int, K: int, dtype: torch.dtype, aligned: bool, has_bias: 
         return fallback(M, K)
     choice = parse(next(entry for largest, entry in _rows(N, K) if largest is None or largest >= M))
     if not fits(choice, M, N, K, device):
-        return fallback(M, K)
+        return fallback(M, K, _is_hopper(device))
     if choice.hopper is not None:
         return choice
     problem = cublaslt.Problem(M, N, K, dtype, has_bias and S == 1, device, S)

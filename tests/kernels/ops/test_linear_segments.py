@@ -227,5 +227,10 @@ def test_the_hopper_kernel_is_for_hopper_alone(monkeypatch: pytest.MonkeyPatch) 
         dispatch._nearest.cache_clear()
         assert (choose(700) == choice) == is_hopper
         assert choose(700, aligned=False).way == "walk"
+        assert choose(700, K=14336) == choose(700)
+    entry[2:5] = [32, 256, 4]  # blocks of 256
+    monkeypatch.setattr(dispatch, "_is_hopper", lambda device: True)
+    dispatch.choose.cache_clear()
+    assert [choose(700, K=K).way for K in (12288, 11008, 8704, 14336)] == ["hopper", "hopper", "walk tma", "hopper"]
     dispatch.choose.cache_clear()
     dispatch._nearest.cache_clear()
