@@ -57,26 +57,25 @@ def chain(state, smem, bars, count, CONSUMERS: gl.constexpr, PART: gl.constexpr)
 
     The first product begins the accumulator; what it held does not count. (Zeros in its place would be a second set
     of registers beside the one that is being stored.) A block's products start while those of the block before it
-    run, whose slot is free when these are through.
+    run, whose slot is free when these are through. (That slot is worked out each time: a second name for `slot` from
+    before the loop would stay what it was, as Triton carries only what a first pass over the body changes.)
     """
     acc, slot, phase = state
     a_smem, b_smem, _ = smem
     full, free = bars
     STAGES: gl.constexpr = b_smem.shape[0]
-    before = slot
     for k in range(count):
         mbarrier.wait(full.index(slot), phase)
         a, b = a_smem.index(slot * CONSUMERS + PART), b_smem.index(slot).permute((1, 0))
         token = warpgroup_mma(a, b, acc, use_acc=k > 0, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[token])
-        mbarrier.arrive(free.index(before), count=1, pred=k > 0)
-        before = slot
+        mbarrier.arrive(free.index(gl.where(slot == 0, STAGES, slot) - 1), count=1, pred=k > 0)
         slot += 1
         wrap = slot == STAGES
         slot = gl.where(wrap, 0, slot)
         phase = gl.where(wrap, phase ^ 1, phase)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(free.index(before), count=1)
+    mbarrier.arrive(free.index(gl.where(slot == 0, STAGES, slot) - 1), count=1)
     return acc, slot, phase
 
 
