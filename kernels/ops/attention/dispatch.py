@@ -10,6 +10,7 @@ from torch import Tensor
 
 from samebits.kernels.ops.attention.layout import SEGMENT_TILES, TILE, exponent_scale
 from samebits.kernels.ops.attention.triton import ROWS, decode_kernel, merge_kernel, prefill_kernel
+from samebits.kernels.ops.launch import Form
 from samebits.kernels.ops.ran import ran
 
 BLOCK = 128
@@ -121,55 +122,53 @@ def decode(
     rows = max(most_rows, 1) * (heads // key_heads)
     if splits > 1:
         partial, stat = (q.new_empty((batch * key_heads * rows * segments, n), dtype=torch.float32) for n in (size, 2))
-    decode_kernel[(batch * key_heads * splits,)](
-        q,
-        k_cache,
-        v_cache,
-        out,
-        partial,
-        stat,
-        block_table,
-        cu_seqlens_q,
-        seq_lens,
-        exponent_scale(scale),
-        block_table.stride(0),
-        q.stride(0),
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        segments,
-        rows,
-        splits,
-        G=key_heads,
-        GROUP=heads // key_heads,
-        D=size,
-        PAGE=k_cache.shape[1],
-        FINAL=splits == 1,
-        EARLY=early,
-        R=ROWS,
-        TILE=TILE,
-        SEGMENT_TILES=segment_tiles,
-        num_warps=warps,
-        num_stages=stages,
+    form = decode_of(
+        key_heads, heads // key_heads, size, k_cache.shape[1], splits == 1, early, segment_tiles, warps, stages
     )
-    if splits > 1:
-        merge_kernel[(heads * max(most_rows, 1), batch)](
-            partial,
-            stat,
-            out,
-            cu_seqlens_q,
-            seq_lens,
+    form(
+        (batch * key_heads * splits, 1, 1),
+        (q, k_cache, v_cache, out, partial, stat, block_table, cu_seqlens_q, seq_lens),
+        (
+            exponent_scale(scale),
+            block_table.stride(0),
+            q.stride(0),
+            *k_cache.stride()[:3],
+            *v_cache.stride()[:3],
             segments,
             rows,
-            GROUP=heads // key_heads,
-            D=size,
-            H=heads,
-            R=ROWS,
-            SEGMENT=segment_tiles * TILE,
-            STEPS=steps,
-            EARLY=early,
-            num_warps=1,
-            **({"launch_pdl": True} if early else {}),
+            splits,
+        ),
+    )
+    if splits > 1:
+        merge_of(heads // key_heads, size, heads, segment_tiles, steps, early)(
+            (heads * max(most_rows, 1), batch, 1), (partial, stat, out, cu_seqlens_q, seq_lens), (segments, rows)
         )
+
+
+@cache
+def decode_of(
+    key_heads: int,
+    group: int,
+    size: int,
+    page: int,
+    final: bool,
+    early: bool,
+    segment_tiles: int,
+    warps: int,
+    stages: int,
+) -> Form:
+    """The decode kernel."""
+    shape = {"G": key_heads, "GROUP": group, "D": size, "PAGE": page, "FINAL": final, "EARLY": early}
+    tiles = {"R": ROWS, "TILE": TILE, "SEGMENT_TILES": segment_tiles}
+    return Form(decode_kernel, **shape, **tiles, num_warps=warps, num_stages=stages)
+
+
+@cache
+def merge_of(group: int, size: int, heads: int, segment_tiles: int, steps: int, early: bool) -> Form:
+    """The merge of what decode's programs found, launched before they end where `early`."""
+    shape = {"GROUP": group, "D": size, "H": heads, "R": ROWS, "SEGMENT": segment_tiles * TILE, "STEPS": steps}
+    options: dict[str, bool] = {"launch_pdl": True} if early else {}
+    return Form(merge_kernel, **shape, EARLY=early, num_warps=1, **options)
 
 
 def prefill(
@@ -189,31 +188,20 @@ def prefill(
     tokens, heads, size = q.shape
     batch = seq_lens.shape[0]
     ran("attention prefill")
-    prefill_kernel[(heads, tokens // BLOCK + batch)](
-        q,
-        k_cache,
-        v_cache,
-        out,
-        block_table,
-        cu_seqlens_q,
-        seq_lens,
-        exponent_scale(scale),
-        batch,
-        block_table.stride(0),
-        q.stride(0),
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        H=heads,
-        GROUP=heads // k_cache.shape[2],
-        D=size,
-        PAGE=k_cache.shape[1],
-        LEAVE=leave,
-        BLOCK=BLOCK,
-        TILE=TILE,
-        SEGMENT_TILES=SEGMENT_TILES,
-        num_warps=warps,
-        num_stages=stages,
+    strides = (block_table.stride(0), q.stride(0), *k_cache.stride()[:3], *v_cache.stride()[:3])
+    prefill_of(heads, heads // k_cache.shape[2], size, k_cache.shape[1], leave, warps, stages)(
+        (heads, tokens // BLOCK + batch, 1),
+        (q, k_cache, v_cache, out, block_table, cu_seqlens_q, seq_lens),
+        (exponent_scale(scale), batch, *strides),
     )
+
+
+@cache
+def prefill_of(heads: int, group: int, size: int, page: int, leave: int, warps: int, stages: int) -> Form:
+    """The prefill kernel of any GPU."""
+    shape = {"H": heads, "GROUP": group, "D": size, "PAGE": page, "LEAVE": leave}
+    tiles = {"BLOCK": BLOCK, "TILE": TILE, "SEGMENT_TILES": SEGMENT_TILES}
+    return Form(prefill_kernel, **shape, **tiles, num_warps=warps, num_stages=stages)
 
 
 def fits_hopper(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
@@ -254,7 +242,6 @@ def prefill_hopper(
     """As `prefill`, in Gluon. max_seq_len: orders the programs, no more. cu_seqlens_k: the caches are one page that
     holds the keys of all sequences side by side."""
     from samebits.kernels.ops.attention.boxes import of_queries, of_rows
-    from samebits.kernels.ops.attention.gluon import prefill_hopper_kernel
     from samebits.kernels.ops.attention.gluon_parts import ROWS as PART_ROWS
     from samebits.kernels.ops.attention.gluon_parts import parts
 
@@ -264,30 +251,23 @@ def prefill_hopper(
     blocks = tokens // (parts(size) * part) + batch
     ran("attention prefill (Hopper)")
     box = BOX_ROWS if cu_seqlens_k is not None else min(k_cache.shape[1], BOX_ROWS)
-    prefill_hopper_kernel[(heads // sections, blocks, sections)](
-        of_queries(q, part),
-        of_rows(k_cache, box),
-        of_rows(v_cache, box),
-        out,
-        block_table,
-        cu_seqlens_q,
-        cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k,
-        seq_lens,
-        exponent_scale(scale),
-        batch,
-        block_table.stride(0),
-        k_cache.stride(0) // k_cache.stride(1),
-        v_cache.stride(0) // v_cache.stride(1),
-        k_cache.stride(2),
-        v_cache.stride(2),
-        heads,
-        heads // key_heads,
-        leave,
-        D=size,
-        PAGE=k_cache.shape[1] if cu_seqlens_k is None else 0,
-        SEGMENT_TILES=segment_tiles,
-        num_warps=4,
+    (k_page, k_slot, k_head, _), (v_page, v_slot, v_head, _) = k_cache.stride(), v_cache.stride()
+    strides = (block_table.stride(0), k_page // k_slot, v_page // v_slot, k_head, v_head)
+    starts = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    prefill_hopper_of(size, k_cache.shape[1] if cu_seqlens_k is None else 0, segment_tiles)(
+        (heads // sections, blocks, sections),
+        (out, block_table, cu_seqlens_q, starts, seq_lens),
+        (exponent_scale(scale), batch, *strides, heads, heads // key_heads, leave),
+        (of_queries(q, part), of_rows(k_cache, box), of_rows(v_cache, box)),
     )
+
+
+@cache
+def prefill_hopper_of(size: int, page: int, segment_tiles: int) -> Form:
+    """The prefill kernel of Hopper. page: 0 where the caches are one page of any size."""
+    from samebits.kernels.ops.attention.gluon import prefill_hopper_kernel
+
+    return Form(prefill_hopper_kernel, D=size, PAGE=page, SEGMENT_TILES=segment_tiles, num_warps=4)
 
 
 def _interpreted() -> bool:

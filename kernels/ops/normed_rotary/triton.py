@@ -5,12 +5,15 @@ T: tokens, H: query heads, G: key heads, D: head size.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
 from samebits.kernels.ops.lanes import WARP, unit_of
 from samebits.kernels.ops.lanes_triton import halve_pairs
+from samebits.kernels.ops.launch import Form
 from samebits.kernels.ops.rotary.triton import turned
 from samebits.kernels.ops.rounding_triton import rounded
 
@@ -97,6 +100,14 @@ def blocking(tokens: int) -> tuple[int, int]:
     return (4, 1) if tokens <= 256 else (8, 1)
 
 
+@cache
+def form_of(half: int, unit: int, heads: int, warps: int) -> Form:
+    """The kernel for `heads` heads per block and `warps` warps."""
+    tile = min(heads, max(1, WARP * warps * unit // half))
+    sizes = {"HALF": half, "UNIT": unit, "TILE": tile, "TILES": heads // tile}
+    return Form(normed_rotary_kernel, **sizes, num_warps=warps, enable_fp_fusion=False)
+
+
 def run(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -111,32 +122,12 @@ def run(
     tokens, q_heads, width = q.shape
     heads, warps = blocks or blocking(tokens)
     k_heads = k.shape[1]
-    half, unit = width // 2, unit_of(q.dtype)
-    tile = min(heads, max(1, WARP * warps * unit // half))
+    half = width // 2
     q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
     if tokens:
-        normed_rotary_kernel[(tokens, -(-q_heads // heads) - (-k_heads // heads))](
-            q,
-            k,
-            q_out,
-            k_out,
-            q_weight,
-            k_weight,
-            positions,
-            cache,
-            q_heads,
-            k_heads,
-            cache.shape[0],
-            q.stride(0),
-            q.stride(1),
-            k.stride(0),
-            k.stride(1),
-            eps,
-            HALF=half,
-            UNIT=unit,
-            TILE=tile,
-            TILES=heads // tile,
-            num_warps=warps,
-            enable_fp_fusion=False,
+        form_of(half, unit_of(q.dtype), heads, warps)(
+            (tokens, -(-q_heads // heads) - (-k_heads // heads), 1),
+            (q, k, q_out, k_out, q_weight, k_weight, positions, cache),
+            (q_heads, k_heads, cache.shape[0], *q.stride()[:2], *k.stride()[:2], eps),
         )
     return q_out, k_out
