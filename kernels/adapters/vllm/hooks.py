@@ -11,6 +11,7 @@ _LAYERS = "vllm.model_executor.layers"
 COMMON: Hooks = {
     ("vllm.engine.arg_utils", "EngineArgs.create_engine_config"): ("self",),
     ("vllm.v1.worker.gpu_worker", "Worker.load_model"): ("self",),
+    ("vllm.compilation.caching", "VllmSerializableFunction.__call__"): ("self",),
     (f"{_LAYERS}.layernorm", "RMSNorm.forward_native"): ("self", "x", "residual"),
     (f"{_LAYERS}.activation", "SiluAndMul.forward_native"): ("x",),
     (f"{_LAYERS}.rotary_embedding.base", "RotaryEmbedding.forward_native"): ("self", "positions", "query", "key"),
