@@ -130,10 +130,11 @@ def run(
         return y if s is None else (y, s)
     per_block, form = form_of(width, x.dtype, residual is not None, weight is not None)
     source, heads, stride, head_stride = rows_of(x)
-    added, _, added_stride, added_head_stride = (None, 0, 0, 0) if residual is None else rows_of(residual)
+    # Where one is missing another stands for it, which the kernel does not read: a launch without one is Triton's.
+    added, _, added_stride, added_head_stride = (source, 0, 0, 0) if residual is None else rows_of(residual)
     form(
         (-(-rows // per_block), 1, 1),
-        (source, added, weight, y, s),
+        (source, added, y if weight is None else weight, y, y if s is None else s),
         (rows, heads, stride, head_stride, added_stride, added_head_stride, eps),
     )
     return y if s is None else (y, s)
