@@ -1,4 +1,5 @@
-"""samebits' paged attention over vLLM's KV cache. Writing keys and values into the cache stays vLLM's on CUDA: a copy.
+"""samebits' paged attention over vLLM's KV cache. Keys and values are written there by vLLM on CUDA, a copy, or where
+the model norms its heads by samebits::normed_rotary (written.py).
 
 Shape and strides of the cache are read from the tensor that the engine gives, whatever its layout.
 
@@ -18,6 +19,7 @@ import torch
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.ops.attention.checks import check
 from samebits.kernels.ops.attention.op import attention
+from samebits.kernels.ops.normed_rotary.pages import Pages, write
 
 SHORTEST = "samebits_shortest"
 """Attribute of a pass's metadata."""
@@ -183,11 +185,6 @@ def _cpu() -> dict[type, type]:
             slot_mapping: torch.Tensor,
         ) -> None:
             """key, value [T, G, E] into their slots."""
-            keys, values = split(kv_cache, self.head_size)
-            used = slot_mapping >= 0
-            page, slot = slot_mapping[used] // keys.shape[1], slot_mapping[used] % keys.shape[1]
-            rows = slot_mapping.shape[0]
-            keys[page, slot] = key[:rows][used]
-            values[page, slot] = value[:rows][used]
+            write(key, Pages(value, *split(kv_cache, self.head_size), slot_mapping))
 
     return {CPUAttentionBackendImpl: SamebitsCPUAttention}
