@@ -114,8 +114,11 @@ def attend(
 
 def note_shortest(metadata: Any, common: Any) -> Any:
     """The metadata of a pass, with the tokens of its shortest query that has any, once for all layers."""
-    lengths = np.diff(common.query_start_loc_cpu.numpy())
-    setattr(metadata, SHORTEST, int(lengths[lengths > 0].min(initial=NO_QUERY)))
+    shortest = 1
+    if common.max_query_len != 1:
+        lengths = np.diff(common.query_start_loc_cpu.numpy())
+        shortest = int(lengths[lengths > 0].min(initial=NO_QUERY))
+    setattr(metadata, SHORTEST, shortest)
     return metadata
 
 

@@ -48,7 +48,7 @@ def register() -> None:
         from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
         _wrap(Worker, "compile_or_warm_up_model", _warms_the_operators)
-        _wrap(FlashAttentionMetadataBuilder, "build", _notes_the_shortest)
+        _wrap(FlashAttentionMetadataBuilder, "build", _prepares_a_pass)
 
 
 def _wrap(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -104,10 +104,12 @@ def _asks_no_class(method: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-def _notes_the_shortest(method: Callable[..., Any]) -> Callable[..., Any]:
+def _prepares_a_pass(method: Callable[..., Any]) -> Callable[..., Any]:
     def build(self: Any, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         from samebits.kernels.adapters.vllm.attention import note_shortest
 
+        # FlashAttention's division of the pass among its programs: nobody here reads it, and every step waits for it.
+        self.aot_schedule = False
         built = method(self, common_prefix_len, common_attn_metadata, *args, **kwargs)
         return note_shortest(built, common_attn_metadata)
 
