@@ -22,6 +22,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "default": ({}, OURS),
     "eager": ({"enforce_eager": True}, OURS),
     "chunked": ({"max_num_batched_tokens": 256, "max_num_seqs": 64}, OURS),
+    "piecewise": ({"compilation_config": {"cudagraph_mode": "PIECEWISE"}}, OURS),
     "runner_v1": ({}, OURS | {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
     "stock": ({}, {}),
 }

@@ -1,4 +1,5 @@
-"""samebits' paged attention over vLLM's KV cache. Writing keys and values into the cache stays vLLM's on CUDA: a copy.
+"""samebits' paged attention over vLLM's KV cache. Keys and values are written there by vLLM on CUDA, a copy, or where
+the model norms its heads by samebits::normed_rotary (written.py).
 
 Shape and strides of the cache are read from the tensor that the engine gives, whatever its layout.
 
@@ -7,6 +8,9 @@ Legend: T token rows, H query heads, G key/value heads, E head dim, P pages, S s
 
 from __future__ import annotations
 
+import operator
+import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +19,12 @@ import torch
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.ops.attention.checks import check
 from samebits.kernels.ops.attention.op import attention
+from samebits.kernels.ops.normed_rotary.pages import Pages, write
 
 SHORTEST = "samebits_shortest"
 """Attribute of a pass's metadata."""
+CHECKED = "samebits_checked"
+"""Attribute of a pass's metadata: the form of a call and the tables that were found to be in the contract."""
 NO_QUERY = 1 << 30
 
 
@@ -37,6 +44,46 @@ def split(kv_cache: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor
     return keys, values
 
 
+@dataclass(slots=True, frozen=True)
+class Layer:
+    """A layer's cache as attention reads it."""
+
+    cache: weakref.ref[torch.Tensor]
+    place: int
+    size: int
+    keys: torch.Tensor
+    values: torch.Tensor
+    form: tuple[Any, ...]
+    """All that `check` asks of them."""
+    facts: Any
+
+
+LAYERS: dict[int, Layer] = {}
+"""id of a cache -> what is known of it, while that tensor lives."""
+
+
+def layer_of(kv_cache: torch.Tensor, size: int) -> Layer:
+    """`split` of a cache on CUDA and what attention asks of it, worked out at its first pass."""
+    known = LAYERS.get(id(kv_cache))
+    # Another tensor may have the id of one that is gone, and a tensor may be given other memory.
+    if known is not None and known.cache() is kv_cache and known.place == kv_cache.data_ptr() and known.size == size:
+        return known
+    from samebits.kernels.ops.attention.dispatch import facts_of
+
+    keys, values = split(kv_cache, size)
+    key = id(kv_cache)
+
+    def gone(cache: weakref.ref[torch.Tensor], layers: dict[int, Layer] = LAYERS) -> None:  # also while Python ends
+        if key in layers and layers[key].cache is cache:
+            del layers[key]
+
+    form = keys.shape, keys.stride(), values.stride(), keys.dtype, keys.device
+    facts = facts_of(keys, values) if keys.numel() else None
+    found = Layer(weakref.ref(kv_cache, gone), kv_cache.data_ptr(), size, keys, values, form, facts)
+    LAYERS[key] = found
+    return found
+
+
 def attend(
     query: torch.Tensor, kv_cache: torch.Tensor, metadata: Any, output: torch.Tensor, size: int, scale: float
 ) -> None:
@@ -44,37 +91,34 @@ def attend(
     if metadata.causal is not True:
         raise PatchError("attention that is not causal", "is not in the contract", "use a decoder")
     tokens = metadata.num_actual_tokens
-    q_THE, out_THE = query[:tokens], output.view(query.shape)[:tokens]
-    keys, values = split(kv_cache, size)
-    table, starts, lengths = metadata.block_table, metadata.query_start_loc, metadata.seq_lens
+    q_THE, out_THE = query, output if output.shape == query.shape else output.view(query.shape)
+    if q_THE.shape[0] != tokens:
+        q_THE, out_THE = q_THE[:tokens], out_THE[:tokens]
+    tables = metadata.block_table, metadata.query_start_loc, metadata.seq_lens
+    longest = metadata.max_query_len, metadata.max_seq_len
     if not q_THE.is_cuda:
-        longest = metadata.max_query_len, metadata.max_seq_len
-        out_THE.copy_(attention(q_THE, keys, values, table, starts, lengths, *longest, scale))
+        out_THE.copy_(attention(q_THE, *split(kv_cache, size), *tables, *longest, scale))
         return
     from samebits.kernels.ops.attention.dispatch import run
 
-    check(q_THE, keys, values, table, starts, lengths, scale)
+    layer = layer_of(kv_cache, size)
+    form = layer.form, q_THE.shape, q_THE.stride(), q_THE.dtype, q_THE.device, scale
+    before, checked = getattr(metadata, CHECKED, (None, tables))
+    if before != form or any(map(operator.is_not, checked, tables)):
+        check(q_THE, layer.keys, layer.values, *tables, scale)
+        setattr(metadata, CHECKED, (form, tables))  # for the other layers of the pass
     # A graph is captured with one batch and replayed with others: there nothing is known of the shortest.
     shortest = 0 if torch.cuda.is_current_stream_capturing() else getattr(metadata, SHORTEST, 0)
-    run(
-        q_THE,
-        keys,
-        values,
-        table,
-        starts,
-        lengths,
-        metadata.max_query_len,
-        metadata.max_seq_len,
-        scale,
-        out=out_THE,
-        min_query_len=shortest,
-    )
+    run(q_THE, layer.keys, layer.values, *tables, *longest, scale, out_THE, shortest, layer.facts)
 
 
 def note_shortest(metadata: Any, common: Any) -> Any:
     """The metadata of a pass, with the tokens of its shortest query that has any, once for all layers."""
-    lengths = np.diff(common.query_start_loc_cpu.numpy())
-    setattr(metadata, SHORTEST, int(lengths[lengths > 0].min(initial=NO_QUERY)))
+    shortest = 1
+    if common.max_query_len != 1:
+        lengths = np.diff(common.query_start_loc_cpu.numpy())
+        shortest = int(lengths[lengths > 0].min(initial=NO_QUERY))
+    setattr(metadata, SHORTEST, shortest)
     return metadata
 
 
@@ -144,11 +188,6 @@ def _cpu() -> dict[type, type]:
             slot_mapping: torch.Tensor,
         ) -> None:
             """key, value [T, G, E] into their slots."""
-            keys, values = split(kv_cache, self.head_size)
-            used = slot_mapping >= 0
-            page, slot = slot_mapping[used] // keys.shape[1], slot_mapping[used] % keys.shape[1]
-            rows = slot_mapping.shape[0]
-            keys[page, slot] = key[:rows][used]
-            values[page, slot] = value[:rows][used]
+            write(key, Pages(value, *split(kv_cache, self.head_size), slot_mapping))
 
     return {CPUAttentionBackendImpl: SamebitsCPUAttention}

@@ -11,6 +11,7 @@ _LAYERS = "vllm.model_executor.layers"
 COMMON: Hooks = {
     ("vllm.engine.arg_utils", "EngineArgs.create_engine_config"): ("self",),
     ("vllm.v1.worker.gpu_worker", "Worker.load_model"): ("self",),
+    ("vllm.compilation.caching", "VllmSerializableFunction.__call__"): ("self",),
     (f"{_LAYERS}.layernorm", "RMSNorm.forward_native"): ("self", "x", "residual"),
     (f"{_LAYERS}.activation", "SiluAndMul.forward_native"): ("x",),
     (f"{_LAYERS}.rotary_embedding.base", "RotaryEmbedding.forward_native"): ("self", "positions", "query", "key"),
@@ -30,6 +31,18 @@ COMMON: Hooks = {
         "embedding_bias",
     ),
     ("vllm.model_executor.models.qwen3", "Qwen3Attention.forward"): ("self", "positions", "hidden_states"),
+    (f"{_LAYERS}.attention.attention", "Attention.forward"): ("self", "query", "key", "value", "output_shape"),
+    (f"{_LAYERS}.attention.attention", "get_attention_context"): ("layer_name",),
+    (f"{_LAYERS}.attention.attention", "unified_kv_cache_update"): ("key", "value", "layer_name"),
+    (f"{_LAYERS}.attention.attention", "unified_attention_with_output"): (
+        "query",
+        "key",
+        "value",
+        "output",
+        "layer_name",
+    ),
+    ("vllm.utils.torch_utils", "_encode_layer_name"): ("layer_name",),
+    ("vllm.utils.torch_utils", "_resolve_layer_name"): ("layer_name",),
     ("vllm.v1.sample.sampler", "Sampler.compute_logprobs"): ("logits",),
     ("vllm.v1.sample.sampler", "Sampler.gather_logprobs"): ("logprobs", "num_logprobs", "token_ids"),
     ("vllm.v1.sample.sampler", "Sampler.gather_specific_token_logprobs"): (

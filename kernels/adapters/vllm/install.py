@@ -240,8 +240,19 @@ def _attention(path: str, module: Any) -> list[Change]:
 
 def _qwen3_attention(path: str, module: Any) -> list[Change]:
     from samebits.kernels.adapters.vllm.layers import SamebitsQwen3Attention
+    from samebits.kernels.adapters.vllm.written import SamebitsWrittenAttention
 
-    eps = module.q_norm.variance_epsilon
+    eps, attn = module.q_norm.variance_epsilon, module.attn
     _only(path, dual_chunk_attention_config=(module.dual_chunk_attention_config, None))
     _only(f"{path}.k_norm", eps=(module.k_norm.variance_epsilon, eps))
-    return [_turn(path, module, SamebitsQwen3Attention, "samebits::normed_rotary (norms of q and k, rotation)")]
+    _only(
+        f"{path}.attn",
+        type=(type(attn).__name__, "Attention"),
+        use_direct_call=(attn.use_direct_call, False),
+        calculate_kv_scales=(getattr(attn, "calculate_kv_scales", False), False),
+        forward_includes_kv_cache_update=(attn.attn_backend.forward_includes_kv_cache_update, False),
+    )
+    return [
+        _turn(path, module, SamebitsQwen3Attention, "samebits::normed_rotary (norms of q and k, rotation)"),
+        _turn(f"{path}.attn", attn, SamebitsWrittenAttention, "its keys and values written by samebits::normed_rotary"),
+    ]

@@ -19,10 +19,11 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.qwen3 import Qwen3Attention
+from vllm.utils.torch_utils import _encode_layer_name
 
+from samebits.kernels.adapters.vllm.written import normed_rotary_cache
 from samebits.kernels.ops.embedding.op import embedding
 from samebits.kernels.ops.linear.op import direct, linear, linear_float32
-from samebits.kernels.ops.normed_rotary.op import normed_rotary
 from samebits.kernels.ops.rms_norm.op import rms_norm
 from samebits.kernels.ops.rotary.op import rotary
 from samebits.kernels.ops.silu_mul.op import silu_mul
@@ -97,20 +98,23 @@ class SamebitsLogitsProcessor(LogitsProcessor):
 
 
 class SamebitsQwen3Attention(Qwen3Attention):
-    """Norms of q and k and the rotation in one launch: samebits::normed_rotary."""
+    """Norms of q and k, the rotation and the write into the KV cache in one launch: samebits::normed_rotary_cache."""
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [T, K] -> [T, K]."""
         qkv, _ = self.qkv_proj(hidden_states)
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], -1)
-        q_THE, k_TGE = normed_rotary(
+        q_THE, k_TGE = normed_rotary_cache(
             q.unflatten(-1, (-1, self.head_dim)),
             k.unflatten(-1, (-1, self.head_dim)),
+            v.unflatten(-1, (-1, self.head_dim)),
             self.q_norm.weight.data,
             self.k_norm.weight.data,
             self.q_norm.variance_epsilon,
             positions.flatten(),
             self.rotary_emb.cos_sin_cache,
+            _encode_layer_name(self.attn.layer_name),
         )
+        # attn is a SamebitsWrittenAttention: it takes k and v as vLLM's does, so a capture finds them there.
         out: torch.Tensor = self.o_proj(self.attn(q_THE.flatten(1), k_TGE.flatten(1), v))[0]
         return out

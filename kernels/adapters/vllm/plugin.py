@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from samebits.kernels.adapters.vllm import switch
 
 MARK = "_samebits_kernels"
@@ -32,6 +34,7 @@ def register() -> None:
     from samebits.kernels.adapters.vllm import hooks
 
     hooks.check()
+    from vllm.compilation.caching import VllmSerializableFunction
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_worker import Worker
@@ -40,11 +43,12 @@ def register() -> None:
         _keep_weights()
     _wrap(EngineArgs, "create_engine_config", _names_the_operators)
     _wrap(Worker, "load_model", _replaces_the_operators)
+    _wrap(VllmSerializableFunction, "__call__", _asks_no_class)
     if current_platform.is_cuda():
         from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
         _wrap(Worker, "compile_or_warm_up_model", _warms_the_operators)
-        _wrap(FlashAttentionMetadataBuilder, "build", _notes_the_shortest)
+        _wrap(FlashAttentionMetadataBuilder, "build", _prepares_a_pass)
 
 
 def _wrap(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -86,10 +90,26 @@ def _warms_the_operators(method: Callable[..., Any]) -> Callable[..., Any]:
     return compile_or_warm_up_model
 
 
-def _notes_the_shortest(method: Callable[..., Any]) -> Callable[..., Any]:
+def _asks_no_class(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled code calls operators without asking the class of a weight what they mean.
+
+    vLLM's weights are a subclass that changes no meaning, but sends each call of an operator by way of Python and
+    through the dispatcher a second time. Guards of PyTorch, which would see the difference, are above this.
+    """
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return method(self, *args, **kwargs)
+
+    return __call__
+
+
+def _prepares_a_pass(method: Callable[..., Any]) -> Callable[..., Any]:
     def build(self: Any, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         from samebits.kernels.adapters.vllm.attention import note_shortest
 
+        # FlashAttention's division of the pass among its programs: nobody here reads it, and every step waits for it.
+        self.aot_schedule = False
         built = method(self, common_prefix_len, common_attn_metadata, *args, **kwargs)
         return note_shortest(built, common_attn_metadata)
 

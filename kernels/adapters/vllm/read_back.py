@@ -22,11 +22,12 @@ REPLACED = (
     "rotary_embedding_kernel",
     "mean_mul_pow_rsqrt",
     "_silu_",
+    "prepare_varlen",
 )
-"""Parts of the names, in lower case, of kernels that vLLM or its compiler runs for the replaced operators.
+"""Parts of the names, in lower case, of kernels that vLLM or its compiler runs for the replaced operators,
+FlashAttention's schedule (prepare_varlen_num_blocks) among them.
 
-Writing into the cache (reshape_and_cache_flash) and FlashAttention's schedule (prepare_varlen_num_blocks, once per
-step) are none.
+Writing into the cache (reshape_and_cache_flash) is none.
 """
 
 

@@ -1,8 +1,9 @@
 """Compiles, while an engine comes up, every form of samebits' kernels that a step may need outside a CUDA graph.
 
 What the graphs hold is compiled when they are captured. The rest would be compiled at the first batch that needs it, in
-the middle of a rollout: attention of steps with prompts, which is launched between graphs, lm_head and logprob, whose
-number of rows is that of the sampled tokens, and products over a long K, which no library computes for many rows.
+the middle of a rollout: attention of steps with prompts, which is launched between graphs, normed_rotary into the cache
+of steps longer than the longest graph, lm_head and logprob, whose number of rows is that of the sampled tokens, and
+products over a long K, which no library computes for many rows.
 
 Legend: B sequences, H query heads, G key heads, E head size, M rows, K inputs and N outputs of a linear, V vocabulary.
 """
@@ -22,7 +23,7 @@ from samebits.kernels.ops.logprob.op import direct as logprob
 
 
 def warm(worker: Any) -> None:
-    """Run each form once, on the worker's weights and its still empty cache; nothing is written but outputs."""
+    """Run each form once, on the worker's weights and its still empty cache, which stays as it is."""
     config, model = worker.vllm_config, worker.model_runner.get_model()
     most, given = config.scheduler_config.max_num_seqs, config.model_config
     wide = getattr(given, "head_dtype", given.dtype) == torch.float32 != given.dtype
@@ -35,6 +36,9 @@ def warm(worker: Any) -> None:
                 impl = module.impl
                 keys, values = split(module.kv_cache, impl.head_size)
                 attended(keys, values, impl.num_heads, most, given.max_model_len, impl.scale)
+                for owner in model.modules():
+                    if getattr(owner, "attn", None) is module and hasattr(owner, "q_norm"):
+                        written(owner, keys, values)
                 break
     torch.cuda.synchronize()
 
@@ -71,6 +75,32 @@ def multiplied(weight_NK: torch.Tensor, bias_N: torch.Tensor | None, most: int) 
     x_MK = weight_NK.new_zeros((most, K))
     for count in sizes(N, K, most):
         linear(x_MK[:count], weight_NK, bias_N)
+
+
+FORMS = (1, 257)
+"""Tokens that normed_rotary is compiled for anew."""
+
+
+def written(owner: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """normed_rotary of a Qwen3Attention, in every form, into the first layer's pages: of tokens without a slot."""
+    from samebits.kernels.ops.normed_rotary.op import body
+    from samebits.kernels.ops.normed_rotary.pages import Pages
+
+    for tokens in FORMS:
+        qkv = keys.new_zeros((tokens, owner.q_size + 2 * owner.kv_size))
+        parts = qkv.split([owner.q_size, owner.kv_size, owner.kv_size], -1)
+        q_THE, k_TGE, v_TGE = (part.unflatten(-1, (-1, owner.head_dim)) for part in parts)
+        at_T = torch.zeros(tokens, dtype=torch.int64, device=keys.device)
+        body(
+            q_THE,
+            k_TGE,
+            owner.q_norm.weight.data,
+            owner.k_norm.weight.data,
+            owner.q_norm.variance_epsilon,
+            at_T,
+            owner.rotary_emb.cos_sin_cache,
+            Pages(v_TGE, keys, values, at_T - 1),
+        )
 
 
 def shapes(key_heads: int, most: int, longest: int, processors: int) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,21 +29,31 @@ def _pattern(dtype: torch.dtype, rows: int, columns: int) -> TensorDescriptor:
     )
 
 
-def _over(base: Tensor, shape: list[int], row: int, box: tuple[int, int]) -> TensorDescriptor:
-    """base as a matrix of this shape whose rows begin `row` elements apart."""
-    found = copy.copy(_pattern(base.dtype, *box))
-    found.base, found.shape, found.strides = base, shape, [row, 1]
-    return found
+class Boxes(NamedTuple):
+    """base as a matrix [rows, columns] whose rows begin `stride` elements apart, in boxes of a kind."""
+
+    base: Tensor
+    rows: int
+    columns: int
+    stride: int
+    kind: tuple[torch.dtype, int, int]
+
+    def descriptor(self) -> TensorDescriptor:
+        """As Triton takes it."""
+        found = copy.copy(_pattern(*self.kind))
+        found.base, found.shape, found.strides = self.base, [self.rows, self.columns], [self.stride, 1]
+        return found
 
 
-def of_queries(q: Tensor, rows: int) -> TensorDescriptor:
+def of_queries(q: Tensor, rows: int) -> Boxes:
     """q [T, H, D] as [T, H * D]: boxes are `rows` tokens of a head."""
     tokens, heads, size = q.shape
-    return _over(q, [tokens, heads * size], q.stride(0), (rows, size))
+    return Boxes(q, tokens, heads * size, q.stride(0), (q.dtype, rows, size))
 
 
-def of_rows(cache: Tensor, rows: int) -> TensorDescriptor:
+def of_rows(cache: Tensor, rows: int) -> Boxes:
     """A cache [pages, slots, G, D] as its slots: boxes are `rows` of them and PANEL columns."""
     pages, slots, key_heads, size = cache.shape
     page, slot, head, _ = cache.stride()
-    return _over(cache, [(pages - 1) * (page // slot) + slots, (key_heads - 1) * head + size], slot, (rows, PANEL))
+    height, width = (pages - 1) * (page // slot) + slots, (key_heads - 1) * head + size
+    return Boxes(cache, height, width, slot, (cache.dtype, rows, PANEL))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from samebits.kernels.ops.attention.layout import SEGMENT_TILES, TILE, exponent_scale
 from samebits.kernels.ops.attention.triton import ROWS, decode_kernel, merge_kernel, prefill_kernel
+from samebits.kernels.ops.launch import Boxes, Form
 from samebits.kernels.ops.ran import ran
 
 BLOCK = 128
@@ -66,10 +69,12 @@ def run(
     scale: float,
     out: Tensor | None = None,
     min_query_len: int = 0,
+    facts: Facts | None = None,
 ) -> Tensor:
     """Arguments of op.attention: [T, H, D] in the dtype of q. out: where to write it, contiguous.
 
     min_query_len: tokens of the shortest query that has any, where the host knows it: saves a launch for short ones.
+    facts: `facts_of` the caches, where they are known.
     """
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -83,9 +88,13 @@ def run(
     if shortest * group <= ROWS:
         most_rows = min(max_query_len, ROWS // group)
         decode(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, most_rows, max_seq_len, scale, out)
-    if long_ones and fits_hopper(q, k_cache, v_cache):
-        prefill_hopper(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, max_seq_len, scale, out)
-    elif long_ones:
+    if not long_ones:
+        return out
+    facts = facts or facts_of(k_cache, v_cache)
+    if facts.hopper is not None and of_boxes(q):
+        tables = block_table, cu_seqlens_q, seq_lens
+        prefill_hopper(q, k_cache, v_cache, *tables, max_seq_len, scale, out, known=facts.hopper)
+    else:
         prefill(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, out)
     return out
 
@@ -121,55 +130,53 @@ def decode(
     rows = max(most_rows, 1) * (heads // key_heads)
     if splits > 1:
         partial, stat = (q.new_empty((batch * key_heads * rows * segments, n), dtype=torch.float32) for n in (size, 2))
-    decode_kernel[(batch * key_heads * splits,)](
-        q,
-        k_cache,
-        v_cache,
-        out,
-        partial,
-        stat,
-        block_table,
-        cu_seqlens_q,
-        seq_lens,
-        exponent_scale(scale),
-        block_table.stride(0),
-        q.stride(0),
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        segments,
-        rows,
-        splits,
-        G=key_heads,
-        GROUP=heads // key_heads,
-        D=size,
-        PAGE=k_cache.shape[1],
-        FINAL=splits == 1,
-        EARLY=early,
-        R=ROWS,
-        TILE=TILE,
-        SEGMENT_TILES=segment_tiles,
-        num_warps=warps,
-        num_stages=stages,
+    form = decode_of(
+        key_heads, heads // key_heads, size, k_cache.shape[1], splits == 1, early, segment_tiles, warps, stages
     )
-    if splits > 1:
-        merge_kernel[(heads * max(most_rows, 1), batch)](
-            partial,
-            stat,
-            out,
-            cu_seqlens_q,
-            seq_lens,
+    form(
+        (batch * key_heads * splits, 1, 1),
+        (q, k_cache, v_cache, out, partial, stat, block_table, cu_seqlens_q, seq_lens),
+        (
+            exponent_scale(scale),
+            block_table.stride(0),
+            q.stride(0),
+            *k_cache.stride()[:3],
+            *v_cache.stride()[:3],
             segments,
             rows,
-            GROUP=heads // key_heads,
-            D=size,
-            H=heads,
-            R=ROWS,
-            SEGMENT=segment_tiles * TILE,
-            STEPS=steps,
-            EARLY=early,
-            num_warps=1,
-            **({"launch_pdl": True} if early else {}),
+            splits,
+        ),
+    )
+    if splits > 1:
+        merge_of(heads // key_heads, size, heads, segment_tiles, steps, early)(
+            (heads * max(most_rows, 1), batch, 1), (partial, stat, out, cu_seqlens_q, seq_lens), (segments, rows)
         )
+
+
+@cache
+def decode_of(
+    key_heads: int,
+    group: int,
+    size: int,
+    page: int,
+    final: bool,
+    early: bool,
+    segment_tiles: int,
+    warps: int,
+    stages: int,
+) -> Form:
+    """The decode kernel."""
+    shape = {"G": key_heads, "GROUP": group, "D": size, "PAGE": page, "FINAL": final, "EARLY": early}
+    tiles = {"R": ROWS, "TILE": TILE, "SEGMENT_TILES": segment_tiles}
+    return Form(decode_kernel, **shape, **tiles, num_warps=warps, num_stages=stages)
+
+
+@cache
+def merge_of(group: int, size: int, heads: int, segment_tiles: int, steps: int, early: bool) -> Form:
+    """The merge of what decode's programs found, launched before they end where `early`."""
+    shape = {"GROUP": group, "D": size, "H": heads, "R": ROWS, "SEGMENT": segment_tiles * TILE, "STEPS": steps}
+    options: dict[str, bool] = {"launch_pdl": True} if early else {}
+    return Form(merge_kernel, **shape, EARLY=early, num_warps=1, **options)
 
 
 def prefill(
@@ -189,43 +196,66 @@ def prefill(
     tokens, heads, size = q.shape
     batch = seq_lens.shape[0]
     ran("attention prefill")
-    prefill_kernel[(heads, tokens // BLOCK + batch)](
-        q,
-        k_cache,
-        v_cache,
-        out,
-        block_table,
-        cu_seqlens_q,
-        seq_lens,
-        exponent_scale(scale),
-        batch,
-        block_table.stride(0),
-        q.stride(0),
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        H=heads,
-        GROUP=heads // k_cache.shape[2],
-        D=size,
-        PAGE=k_cache.shape[1],
-        LEAVE=leave,
-        BLOCK=BLOCK,
-        TILE=TILE,
-        SEGMENT_TILES=SEGMENT_TILES,
-        num_warps=warps,
-        num_stages=stages,
+    strides = (block_table.stride(0), q.stride(0), *k_cache.stride()[:3], *v_cache.stride()[:3])
+    prefill_of(heads, heads // k_cache.shape[2], size, k_cache.shape[1], leave, warps, stages)(
+        (heads, tokens // BLOCK + batch, 1),
+        (q, k_cache, v_cache, out, block_table, cu_seqlens_q, seq_lens),
+        (exponent_scale(scale), batch, *strides),
     )
+
+
+@cache
+def prefill_of(heads: int, group: int, size: int, page: int, leave: int, warps: int, stages: int) -> Form:
+    """The prefill kernel of any GPU."""
+    shape = {"H": heads, "GROUP": group, "D": size, "PAGE": page, "LEAVE": leave}
+    tiles = {"BLOCK": BLOCK, "TILE": TILE, "SEGMENT_TILES": SEGMENT_TILES}
+    return Form(prefill_kernel, **shape, **tiles, num_warps=warps, num_stages=stages)
+
+
+@dataclass(slots=True, frozen=True)
+class Hopper:
+    """How the Hopper kernel reads keys and values: their boxes; pages in slots, and heads in elements."""
+
+    boxes: tuple[Boxes, Boxes]
+    strides: tuple[int, int, int, int]
+
+
+@dataclass(slots=True, frozen=True)
+class Facts:
+    """What launches ask of caches at every call and is always the same. hopper: None where its kernel has no boxes."""
+
+    hopper: Hopper | None
+
+
+def facts_of(k_cache: Tensor, v_cache: Tensor) -> Facts:
+    """Worked out from shape, strides, address and device."""
+    fits = k_cache.is_cuda and _major(k_cache.device) == 9 and k_cache.dtype != torch.float32
+    fits = fits and k_cache.shape[1] >= 16 and _boxes(k_cache) and _boxes(v_cache)
+    return Facts(hopper_of(k_cache, v_cache, min(k_cache.shape[1], BOX_ROWS)) if fits else None)
+
+
+def hopper_of(k_cache: Tensor, v_cache: Tensor, rows: int) -> Hopper:
+    """`Hopper` of caches in boxes of so many slots."""
+    from samebits.kernels.ops.attention.boxes import of_rows
+
+    (k_page, k_slot, k_head, _), (v_page, v_slot, v_head, _) = k_cache.stride(), v_cache.stride()
+    strides = k_page // k_slot, v_page // v_slot, k_head, v_head
+    return Hopper((of_rows(k_cache, rows), of_rows(v_cache, rows)), strides)
 
 
 def fits_hopper(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
     """Whether the Hopper kernel's TMA boxes describe these tensors."""
-    if (
-        not q.is_cuda
-        or torch.cuda.get_device_capability(q.device)[0] != 9
-        or q.dtype == torch.float32
-        or k_cache.shape[1] < 16
-    ):
-        return False
-    return q.data_ptr() % 16 == 0 and q.stride(0) % 8 == 0 and all(_boxes(cache) for cache in (k_cache, v_cache))
+    return facts_of(k_cache, v_cache).hopper is not None and of_boxes(q)
+
+
+def of_boxes(q: Tensor) -> bool:
+    """Whether rows of q are where boxes may begin."""
+    return q.data_ptr() % 16 == 0 and q.stride(0) % 8 == 0
+
+
+@cache
+def _major(device: torch.device) -> int:
+    return torch.cuda.get_device_capability(device)[0]
 
 
 def _boxes(cache: Tensor) -> bool:
@@ -250,44 +280,39 @@ def prefill_hopper(
     leave: int = ROWS,
     cu_seqlens_k: Tensor | None = None,
     segment_tiles: int = SEGMENT_TILES,
+    known: Hopper | None = None,
 ) -> None:
     """As `prefill`, in Gluon. max_seq_len: orders the programs, no more. cu_seqlens_k: the caches are one page that
     holds the keys of all sequences side by side."""
-    from samebits.kernels.ops.attention.boxes import of_queries, of_rows
+    tokens, heads, size = q.shape
+    batch, key_heads, slots = seq_lens.shape[0], k_cache.shape[2], k_cache.shape[1]
+    whole = cu_seqlens_k is not None
+    known = known or hopper_of(k_cache, v_cache, BOX_ROWS if whole else min(slots, BOX_ROWS))
+    form, rows, parts, of_queries = prefill_hopper_of(size, 0 if whole else slots, segment_tiles)
+    sections = sections_for(key_heads, max_seq_len * size * 2 * q.element_size(), l2_bytes_of(q.device))
+    ran("attention prefill (Hopper)")
+    group = heads // key_heads
+    form(
+        (heads // sections, tokens // (parts * rows) + batch, sections),
+        (out, block_table, cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, seq_lens),
+        (exponent_scale(scale), batch, block_table.stride(0), *known.strides, heads, group, leave),
+        (of_queries(q, rows), *known.boxes),
+    )
+
+
+@cache
+def prefill_hopper_of(size: int, page: int, segment_tiles: int) -> tuple[Form, int, int, Callable[..., Boxes]]:
+    """The prefill kernel of Hopper, rows of a part of its block of queries, its parts, and how queries are boxes.
+
+    page: 0 where the caches are one page of any size.
+    """
+    from samebits.kernels.ops.attention.boxes import of_queries
     from samebits.kernels.ops.attention.gluon import prefill_hopper_kernel
     from samebits.kernels.ops.attention.gluon_parts import ROWS as PART_ROWS
     from samebits.kernels.ops.attention.gluon_parts import parts
 
-    tokens, heads, size = q.shape
-    batch, key_heads, part = seq_lens.shape[0], k_cache.shape[2], PART_ROWS.value
-    sections = sections_for(key_heads, max_seq_len * size * 2 * q.element_size(), l2_bytes_of(q.device))
-    blocks = tokens // (parts(size) * part) + batch
-    ran("attention prefill (Hopper)")
-    box = BOX_ROWS if cu_seqlens_k is not None else min(k_cache.shape[1], BOX_ROWS)
-    prefill_hopper_kernel[(heads // sections, blocks, sections)](
-        of_queries(q, part),
-        of_rows(k_cache, box),
-        of_rows(v_cache, box),
-        out,
-        block_table,
-        cu_seqlens_q,
-        cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k,
-        seq_lens,
-        exponent_scale(scale),
-        batch,
-        block_table.stride(0),
-        k_cache.stride(0) // k_cache.stride(1),
-        v_cache.stride(0) // v_cache.stride(1),
-        k_cache.stride(2),
-        v_cache.stride(2),
-        heads,
-        heads // key_heads,
-        leave,
-        D=size,
-        PAGE=k_cache.shape[1] if cu_seqlens_k is None else 0,
-        SEGMENT_TILES=segment_tiles,
-        num_warps=4,
-    )
+    form = Form(prefill_hopper_kernel, D=size, PAGE=page, SEGMENT_TILES=segment_tiles, num_warps=4)
+    return form, PART_ROWS.value, parts(size), of_queries
 
 
 def _interpreted() -> bool:

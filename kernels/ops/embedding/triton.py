@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
+
+from samebits.kernels.ops.launch import Form
 
 TILE = 1024
 BACKWARD_TILE = 256
@@ -20,14 +24,19 @@ def embedding_kernel(ids_ptr, table_ptr, y_ptr, vocabulary, width, TILE: tl.cons
     tl.store(y_ptr + row * width + col, value, mask=col < width)
 
 
+@cache
+def form_of() -> Form:
+    """The kernel."""
+    return Form(embedding_kernel, TILE=TILE, num_warps=4)
+
+
 def run(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """See README.md."""
     width = table.shape[1]
     y = torch.empty((*ids.shape, width), dtype=table.dtype, device=table.device)
     if y.numel():
-        embedding_kernel[(ids.numel(), triton.cdiv(width, TILE))](
-            ids.contiguous(), table, y, table.shape[0], width, TILE=TILE, num_warps=4
-        )
+        grid = (ids.numel(), triton.cdiv(width, TILE), 1)
+        form_of()(grid, (ids.contiguous(), table, y), (table.shape[0], width))
     return y
 
 

@@ -8,11 +8,14 @@ and which operand is called A move only the speed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from samebits.kernels.ops.launch import Form
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,6 +95,23 @@ def linear_kernel(
     tl.store(y, acc.to(y_ptr.dtype.element_ty), mask=in_m[:, None] & in_n[None, :])
 
 
+@cache
+def form_of(config: Config, even: bool, has_bias: bool) -> Form:
+    """The kernel of a configuration. even: K is a multiple of its block."""
+    return Form(
+        linear_kernel,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        SWAP=config.swap,
+        EVEN_K=even,
+        HAS_BIAS=has_bias,
+        PRECISION="ieee",
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+
+
 def chain(
     x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, config: Config, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -106,23 +126,7 @@ def chain(
         return y_MN
     if x_MK.dtype == torch.float32:
         config = Config(16, 32, 32, 4, 1)
-    grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
-    linear_kernel[grid](
-        x_MK,
-        weight_NK,
-        weight_NK if bias is None else bias,
-        y_MN,
-        M,
-        N,
-        K,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        SWAP=config.swap,
-        EVEN_K=K % config.block_k == 0,
-        HAS_BIAS=bias is not None,
-        PRECISION="ieee",
-        num_warps=config.warps,
-        num_stages=config.stages,
-    )
+    grid = (-(-M // config.block_m) * -(-N // config.block_n), 1, 1)
+    form = form_of(config, K % config.block_k == 0, bias is not None)
+    form(grid, (x_MK, weight_NK, weight_NK if bias is None else bias, y_MN), (M, N, K))
     return y_MN

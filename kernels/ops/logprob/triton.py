@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
 from samebits.kernels.ops.lanes import aligned, next_power_of_two
 from samebits.kernels.ops.lanes_triton import fold_lanes, halve, lane_sum
+from samebits.kernels.ops.launch import Form
 from samebits.kernels.ops.logprob.contract import CHUNK, LANES, UNIT
 from samebits.kernels.ops.rounding_triton import rounded
 
@@ -92,6 +95,19 @@ def merge_kernel(
     tl.store(total_ptr + row, total)
 
 
+@cache
+def chunk_of(hot: bool) -> Form:
+    """The kernel of chunks. hot: with a temperature."""
+    sizes = {"PASSES": CHUNK // (LANES * UNIT), "LANES": LANES, "UNIT": UNIT}
+    return Form(chunk_kernel, **sizes, HOT=hot, num_warps=LANES // 32, enable_fp_fusion=False)
+
+
+@cache
+def merge_of(used: int, hot: bool) -> Form:
+    """The kernel that merges so many chunks of a row."""
+    return Form(merge_kernel, CHUNKS=next_power_of_two(used), HOT=hot, num_warps=1, enable_fp_fusion=False)
+
+
 def merge(
     logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor | None, m: torch.Tensor, s: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -99,22 +115,10 @@ def merge(
     rows, used = m.shape
     result, top, total = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
     if rows:
-        merge_kernel[(rows,)](
-            logits,
-            targets,
-            temperature,
-            result,
-            top,
-            total,
-            m,
-            s,
-            logits.shape[1],
-            logits.stride(0),
-            used,
-            CHUNKS=next_power_of_two(used),
-            HOT=temperature is not None,
-            num_warps=1,
-            enable_fp_fusion=False,
+        merge_of(used, temperature is not None)(
+            (rows, 1, 1),
+            (logits, targets, m if temperature is None else temperature, result, top, total, m, s),
+            (logits.shape[1], logits.stride(0), used),
         )
     return result, top, total
 
@@ -127,23 +131,14 @@ def run_with_state(
     """
     rows, vocabulary = logits.shape
     used = -(-vocabulary // CHUNK)
-    m, s = torch.empty((2, rows, used), dtype=torch.float32, device=logits.device)
+    # Two tensors, so that both begin aligned at any number of rows: one form of each kernel.
+    m, s = (torch.empty((rows, used), dtype=torch.float32, device=logits.device) for _ in range(2))
     source = aligned(logits)
     if rows:
-        chunk_kernel[(rows, used)](
-            source,
-            temperature,
-            m,
-            s,
-            vocabulary,
-            source.stride(0),
-            used,
-            PASSES=CHUNK // (LANES * UNIT),
-            LANES=LANES,
-            UNIT=UNIT,
-            HOT=temperature is not None,
-            num_warps=LANES // 32,
-            enable_fp_fusion=False,
+        chunk_of(temperature is not None)(
+            (rows, used, 1),
+            (source, m if temperature is None else temperature, m, s),  # not read where there is none
+            (vocabulary, source.stride(0), used),
         )
     return merge(logits, targets, temperature, m, s)
 

@@ -6,6 +6,8 @@ import torch
 
 from samebits.kernels.ops.check import refuse, require_same
 from samebits.kernels.ops.normed_rotary.contract import contract
+from samebits.kernels.ops.normed_rotary.pages import Pages, write
+from samebits.kernels.ops.normed_rotary.pages import check as check_pages
 from samebits.kernels.ops.ran import ran
 from samebits.kernels.ops.register import dispatched
 from samebits.kernels.ops.rotary.op import check as check_rotary
@@ -26,6 +28,20 @@ def forward_op(
     cache: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(q', k') of README.md."""
+    return body(q, k, q_weight, k_weight, eps, positions, cache)
+
+
+def body(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    positions: torch.Tensor,
+    cache: torch.Tensor,
+    pages: Pages | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(q', k') of README.md. pages: where k' and v are written in the same launch."""
     check_rotary(q, k, positions, cache)
     require_same(NAME, q=q, q_weight=q_weight, k_weight=k_weight)
     size = q.shape[2]
@@ -35,14 +51,19 @@ def forward_op(
         fits = tuple(weight.shape) == (size,) and weight.is_contiguous()
         if not fits:
             refuse(NAME, f"{name} {tuple(weight.shape)} must be a contiguous [{size}]")
-    ran(NAME)
+    if pages is not None:
+        check_pages(k, pages)
+    ran(NAME if pages is None else f"{NAME} into pages")
     if q.is_cuda:
         if not (size in SIZES and q.element_size() == 2):
             refuse(NAME, f"{q.dtype}, head size {size} on CUDA: 16 bits, {SIZES}")
         from samebits.kernels.ops.normed_rotary.triton import run
 
-        return run(q, k, q_weight, k_weight, eps, positions, cache)
-    return contract(q, k, q_weight, k_weight, eps, positions, cache)
+        return run(q, k, q_weight, k_weight, eps, positions, cache, pages)
+    found = contract(q, k, q_weight, k_weight, eps, positions, cache)
+    if pages is not None:
+        write(found[1], pages)
+    return found
 
 
 @forward_op.register_fake

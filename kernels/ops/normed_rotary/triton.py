@@ -1,9 +1,13 @@
 """normed_rotary on CUDA: a head is held as its two halves, which are also the halves of the rotation.
 
+Where an engine names the pages of its cache, the programs of k write there too, and further ones copy v.
+
 T: tokens, H: query heads, G: key heads, D: head size.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import triton
@@ -11,11 +15,22 @@ import triton.language as tl
 
 from samebits.kernels.ops.lanes import WARP, unit_of
 from samebits.kernels.ops.lanes_triton import halve_pairs
+from samebits.kernels.ops.launch import Form
+from samebits.kernels.ops.normed_rotary.pages import Pages
 from samebits.kernels.ops.rotary.triton import turned
 from samebits.kernels.ops.rounding_triton import rounded
 
 
 @triton.jit
+def copy_heads(x_ptr, y_ptr, first, heads, written, x_head_stride, y_head_stride, D: tl.constexpr, TILE: tl.constexpr):
+    """TILE heads of one token, their bits as they are."""
+    head = first + tl.arange(0, TILE)[:, None]
+    j = tl.arange(0, D)[None, :]
+    inside = (head < heads) & (j < tl.where(written, D, 0))
+    tl.store(y_ptr + head * y_head_stride + j, tl.load(x_ptr + head * x_head_stride + j, mask=inside), mask=inside)
+
+
+@triton.jit(do_not_specialize=["slot_count"])
 def normed_rotary_kernel(
     q_ptr,
     k_ptr,
@@ -25,6 +40,10 @@ def normed_rotary_kernel(
     k_weight_ptr,
     positions_ptr,
     cache_ptr,
+    v_ptr,
+    keys_ptr,
+    values_ptr,
+    slots_ptr,
     q_heads,
     k_heads,
     limit,
@@ -33,15 +52,46 @@ def normed_rotary_kernel(
     k_stride,
     k_head_stride,
     eps,
+    slot_count,
+    v_stride,
+    v_head_stride,
+    keys_page_stride,
+    keys_slot_stride,
+    keys_head_stride,
+    values_page_stride,
+    values_slot_stride,
+    values_head_stride,
     HALF: tl.constexpr,
     UNIT: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
+    """Program (token, block of heads): those of q, then of k; with PAGE, the slots of a page, then those of v."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    position = tl.load(positions_ptr + token).to(tl.int64)
     q_blocks = tl.cdiv(q_heads, TILE * TILES)
+    if PAGE > 0:
+        slot = tl.load(slots_ptr + token, mask=token < slot_count, other=-1)
+        # A slot that is none divides to no page either; nothing is written there.
+        page = slot // PAGE
+        offset = slot - page * PAGE
+        copied = block - q_blocks - tl.cdiv(k_heads, TILE * TILES)
+        if copied >= 0:
+            for t in tl.static_range(TILES):
+                copy_heads(
+                    v_ptr + token * v_stride,
+                    values_ptr + page * values_page_stride + offset * values_slot_stride,
+                    (copied * TILES + t) * TILE,
+                    k_heads,
+                    slot >= 0,
+                    v_head_stride,
+                    values_head_stride,
+                    2 * HALF,
+                    TILE,
+                )
+            return
+    position = tl.load(positions_ptr + token).to(tl.int64)
     # Pointers are chosen, not branches: heads and weights are asked for while the position is on its way.
     of_q = block < q_blocks
     x_ptr = tl.where(of_q, q_ptr, k_ptr)
@@ -84,8 +134,14 @@ def normed_rotary_kernel(
         head = first + t * TILE
         inside = (head < heads) & (i < HALF)
         target = y_ptr + (token * heads + head) * (2 * HALF) + i
-        tl.store(target, rounded(left, dtype), mask=inside)
-        tl.store(target + HALF, rounded(right, dtype), mask=inside)
+        left, right = rounded(left, dtype), rounded(right, dtype)
+        tl.store(target, left, mask=inside)
+        tl.store(target + HALF, right, mask=inside)
+        if PAGE > 0:
+            written = inside & (i < tl.where(of_q | (slot < 0), 0, HALF))
+            target = keys_ptr + page * keys_page_stride + offset * keys_slot_stride + head * keys_head_stride + i
+            tl.store(target, left, mask=written)
+            tl.store(target + HALF, right, mask=written)
 
 
 def blocking(tokens: int) -> tuple[int, int]:
@@ -97,6 +153,14 @@ def blocking(tokens: int) -> tuple[int, int]:
     return (4, 1) if tokens <= 256 else (8, 1)
 
 
+@cache
+def form_of(half: int, unit: int, heads: int, warps: int, page: int) -> Form:
+    """The kernel for `heads` heads per block and `warps` warps. page: slots of a page, 0 where none is written."""
+    tile = min(heads, max(1, WARP * warps * unit // half))
+    sizes = {"HALF": half, "UNIT": unit, "TILE": tile, "TILES": heads // tile, "PAGE": page}
+    return Form(normed_rotary_kernel, **sizes, num_warps=warps, enable_fp_fusion=False)
+
+
 def run(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -105,38 +169,29 @@ def run(
     eps: float,
     positions: torch.Tensor,
     cache: torch.Tensor,
+    pages: Pages | None = None,
     blocks: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See README.md. blocks: heads per block (a power of two) and warps, in place of those of `blocking`."""
+    """See README.md. pages: where keys and values are written, too. blocks: heads per block (a power of two) and warps,
+    in place of those of `blocking`."""
     tokens, q_heads, width = q.shape
     heads, warps = blocks or blocking(tokens)
     k_heads = k.shape[1]
-    half, unit = width // 2, unit_of(q.dtype)
-    tile = min(heads, max(1, WARP * warps * unit // half))
+    half = width // 2
     q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
     if tokens:
-        normed_rotary_kernel[(tokens, -(-q_heads // heads) - (-k_heads // heads))](
-            q,
-            k,
-            q_out,
-            k_out,
-            q_weight,
-            k_weight,
-            positions,
-            cache,
-            q_heads,
-            k_heads,
-            cache.shape[0],
-            q.stride(0),
-            q.stride(1),
-            k.stride(0),
-            k.stride(1),
-            eps,
-            HALF=half,
-            UNIT=unit,
-            TILE=tile,
-            TILES=heads // tile,
-            num_warps=warps,
-            enable_fp_fusion=False,
+        page, written, slots = _into(pages) if pages else (0, (k, k, k, positions), (0,) * 9)
+        k_blocks = -(-k_heads // heads)
+        form_of(half, unit_of(q.dtype), heads, warps, page)(
+            (tokens, -(-q_heads // heads) + k_blocks * (2 if page else 1), 1),
+            (q, k, q_out, k_out, q_weight, k_weight, positions, cache, *written),
+            (q_heads, k_heads, cache.shape[0], *q.stride()[:2], *k.stride()[:2], eps, *slots),
         )
     return q_out, k_out
+
+
+def _into(pages: Pages) -> tuple[int, tuple[torch.Tensor, ...], tuple[int, ...]]:
+    """Slots of a page, and the kernel's tensors from v_ptr and numbers from slot_count on."""
+    v, keys, values, slots = pages.v, pages.keys, pages.values, pages.slots
+    numbers = slots.shape[0], *v.stride()[:2], *keys.stride()[:3], *values.stride()[:3]
+    return keys.shape[1], (v, keys, values, slots), numbers

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from samebits.kernels.ops.lanes import WARP, aligned
 from samebits.kernels.ops.lanes_triton import lane_sum
+from samebits.kernels.ops.launch import Form
 from samebits.kernels.ops.rms_norm.contract import layout
 from samebits.kernels.ops.rounding_triton import rounded
 
@@ -103,14 +104,16 @@ def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
 
 
 @cache
-def launch_of(width: int, dtype: torch.dtype) -> tuple[int, dict[str, int]]:
-    """Rows of a block, and what else depends on the width alone."""
+def form_of(width: int, dtype: torch.dtype, add: bool, scale: bool) -> tuple[int, Form]:
+    """Rows of a block, and the kernel for them."""
     unit, lanes = layout(width, dtype)
     short = lanes <= WARP
     per_block = WARP // lanes * WARPS if short else 1
     passes = -(-width // (lanes * unit))
     shape = {"D": width, "R": per_block, "LANES": lanes, "UNIT": unit, "PASSES": passes, "KEPT": KEPT}
-    return per_block, shape | {"num_warps": WARPS if short else lanes // WARP}
+    warps = WARPS if short else lanes // WARP
+    form = Form(rms_norm_kernel, ADD=add, SCALE=scale, enable_fp_fusion=False, num_warps=warps, **shape)
+    return per_block, form
 
 
 def run(
@@ -125,26 +128,14 @@ def run(
     rows = y.numel() // width
     if not rows:
         return y if s is None else (y, s)
-    per_block, shape = launch_of(width, x.dtype)
+    per_block, form = form_of(width, x.dtype, residual is not None, weight is not None)
     source, heads, stride, head_stride = rows_of(x)
-    added, _, added_stride, added_head_stride = (None, 0, 0, 0) if residual is None else rows_of(residual)
-    rms_norm_kernel[(-(-rows // per_block),)](
-        source,
-        added,
-        weight,
-        y,
-        s,
-        rows,
-        heads,
-        stride,
-        head_stride,
-        added_stride,
-        added_head_stride,
-        eps,
-        ADD=residual is not None,
-        SCALE=weight is not None,
-        enable_fp_fusion=False,
-        **shape,
+    # Where one is missing another stands for it, which the kernel does not read: a launch without one is Triton's.
+    added, _, added_stride, added_head_stride = (source, 0, 0, 0) if residual is None else rows_of(residual)
+    form(
+        (-(-rows // per_block), 1, 1),
+        (source, added, y if weight is None else weight, y, y if s is None else s),
+        (rows, heads, stride, head_stride, added_stride, added_head_stride, eps),
     )
     return y if s is None else (y, s)
 

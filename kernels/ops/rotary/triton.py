@@ -5,10 +5,13 @@ T: tokens, H: query heads, G: key heads, D: head size.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
+from samebits.kernels.ops.launch import Form
 from samebits.kernels.ops.rounding_triton import rounded
 
 
@@ -124,41 +127,30 @@ def rotary_kernel(
         )
 
 
+@cache
+def form_of(sign: float, width: int, half: int, most_heads: int) -> tuple[int, Form]:
+    """Heads of a block, and the kernel for them. half: of the rotated part; most_heads: of q or k."""
+    tile, rest = triton.next_power_of_2(half), width - 2 * half
+    heads = max(1, min(triton.next_power_of_2(most_heads), 1024 // tile))
+    sizes = {"SIGN": sign, "D": width, "HALF": half, "REST": rest, "HEADS": heads, "TILE": tile}
+    left = triton.next_power_of_2(max(rest, 1))
+    return heads, Form(rotary_kernel, **sizes, REST_TILE=left, num_warps=4, enable_fp_fusion=False)
+
+
 def launch(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor, sign: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate by `sign` times the angle."""
     tokens, q_heads, width = q.shape
-    k_heads, half = k.shape[1], cache.shape[-1] // 2
+    k_heads = k.shape[1]
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     if tokens:
-        tile = triton.next_power_of_2(half)
-        heads = max(1, min(triton.next_power_of_2(max(q_heads, k_heads)), 1024 // tile))
-        rest = width - 2 * half
-        rotary_kernel[(tokens, triton.cdiv(q_heads, heads) + triton.cdiv(k_heads, heads))](
-            q,
-            k,
-            q_out,
-            k_out,
-            positions,
-            cache,
-            q_heads,
-            k_heads,
-            cache.shape[0],
-            q.stride(0),
-            q.stride(1),
-            k.stride(0),
-            k.stride(1),
-            SIGN=sign,
-            D=width,
-            HALF=half,
-            REST=rest,
-            HEADS=heads,
-            TILE=tile,
-            REST_TILE=triton.next_power_of_2(max(rest, 1)),
-            num_warps=4,
-            enable_fp_fusion=False,
+        heads, form = form_of(sign, width, cache.shape[-1] // 2, max(q_heads, k_heads))
+        form(
+            (tokens, -(-q_heads // heads) - (-k_heads // heads), 1),
+            (q, k, q_out, k_out, positions, cache),
+            (q_heads, k_heads, cache.shape[0], *q.stride()[:2], *k.stride()[:2]),
         )
     return q_out, k_out
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
+from samebits.kernels.ops.launch import Form
 from samebits.kernels.ops.rounding_triton import rounded
 
 TILE = 1024
@@ -29,6 +32,12 @@ def silu_mul_kernel(gate_ptr, up_ptr, y_ptr, width, gate_stride, up_stride, TILE
     tl.store(y_ptr + row * width + col, rounded(gated(g, u), y_ptr.dtype.element_ty), mask=inside)
 
 
+@cache
+def form_of(tile: int) -> Form:
+    """The kernel for blocks of `tile` columns."""
+    return Form(silu_mul_kernel, TILE=tile, num_warps=4, enable_fp_fusion=False)
+
+
 def run(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """See README.md."""
     y = gate.new_empty(gate.shape)
@@ -36,9 +45,7 @@ def run(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     if y.numel():
         g, u = (gate, up) if gate.dim() == 2 else (gate.reshape(-1, width), up.reshape(-1, width))
         tile = TILE if g.shape[0] > FEW_ROWS else TILE // 2
-        silu_mul_kernel[g.shape[0], -(-width // tile)](
-            g, u, y, width, g.stride(0), u.stride(0), TILE=tile, num_warps=4, enable_fp_fusion=False
-        )
+        form_of(tile)((g.shape[0], -(-width // tile), 1), (g, u, y), (width, g.stride(0), u.stride(0)))
     return y
 
 

@@ -43,3 +43,10 @@ def test_no_bit_of_normed_rotary_depends_on_heads_per_block_or_warps_and_a_lane_
     assert found["compared"] > 30_000
     assert found["wrong"] == []
     assert found["planted"]
+
+
+def test_normed_rotary_writes_keys_and_values_into_their_slots_and_no_other_byte_and_a_moved_slot_is_seen() -> None:
+    (found,) = interpret("interpreted_pages.py")
+    assert found["compared"] > 200_000
+    assert found["wrong"] == []
+    assert found["planted"] == 6

@@ -110,6 +110,7 @@ def test_the_side_lists_what_it_replaced_and_what_ran(live: Any) -> None:
     for operator in ("embedding", "linear", "normed_rotary", "attention", "rms_norm", "silu_mul"):
         assert f"-> samebits::{operator}" in lines
     assert "log_softmax -> samebits::logprob" in lines
+    assert "its keys and values written by samebits::normed_rotary" in lines
     assert f"contract {CONTRACT_VERSION}" in lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -194,10 +195,24 @@ def test_the_shortest_query_of_a_pass_is_noted_once_and_empty_ones_do_not_count(
     from samebits.kernels.adapters.vllm.attention import NO_QUERY, SHORTEST, note_shortest
 
     def noted(starts: list[int]) -> int:
-        common = SimpleNamespace(query_start_loc_cpu=torch.tensor(starts, dtype=torch.int32))
+        lengths = [end - start for start, end in pairwise(starts)]
+        common = SimpleNamespace(query_start_loc_cpu=torch.tensor(starts, dtype=torch.int32), max_query_len=max(lengths))
         found: int = getattr(note_shortest(SimpleNamespace(), common), SHORTEST)
         return found
 
     assert noted([0, 5, 7, 20]) == 2
     assert noted([0, 5, 7, 7, 7]) == 2, "padding has no query"
+    assert noted([0, 1, 2, 2]) == 1
     assert noted([0, 0]) == NO_QUERY
+
+
+def test_flash_attentions_own_schedule_is_not_made_for_a_pass_that_nobody_reads_it_in() -> None:
+    # The builder runs on CUDA alone; this is the wrapper with one that says what it would do.
+    from samebits.kernels.adapters.vllm.plugin import _prepares_a_pass
+
+    def build(builder: SimpleNamespace, prefix: int, common: SimpleNamespace) -> SimpleNamespace:
+        return SimpleNamespace(scheduled=builder.aot_schedule)
+
+    builder, common = SimpleNamespace(aot_schedule=True), SimpleNamespace(max_query_len=1)
+    assert build(builder, 0, common).scheduled
+    assert not _prepares_a_pass(build)(builder, 0, common).scheduled

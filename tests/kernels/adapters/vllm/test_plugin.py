@@ -111,3 +111,35 @@ def test_who_does_not_compare(lock: Path, monkeypatch: pytest.MonkeyPatch, reaso
         with pytest.warns(UserWarning, match="UNPROVEN"):
             proved.compare("rollout", {}, None, True)
     assert load().loaded
+
+
+class Asked(torch.nn.Parameter):
+    """A weight as vLLM's: a subclass that is asked about every function and changes none."""
+
+    calls = 0
+
+    def __new__(cls, data: torch.Tensor) -> Asked:
+        return super().__new__(cls, data, requires_grad=False)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.calls += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def asked(call: Any) -> int:
+    """How often the class of a weight was asked while compiled code ran with it."""
+    before, weight = Asked.calls, Asked(torch.ones(3, 2))
+    assert torch.equal(call(SimpleNamespace(), torch.ones(2, 3), weight), torch.full((2, 2), 3.0))
+    found = Asked.calls - before
+    assert weight.sum().item() == 6  # outside, for example in a reload, it is asked as ever
+    assert Asked.calls > before + found
+    return found
+
+
+def test_compiled_code_takes_weights_without_asking_their_class() -> None:
+    def compiled(self: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x @ weight
+
+    assert asked(compiled) > 0
+    assert asked(plugin._asks_no_class(compiled)) == 0

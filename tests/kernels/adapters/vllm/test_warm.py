@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,3 +78,18 @@ def test_sizes_need_every_row_of_the_table_that_a_batch_can() -> None:
             wanted = {dispatch.choose(M, N, K, torch.float16, True, False, 0) for M in range(1, most + 1)}
             warmed = {dispatch.choose(M, N, K, torch.float16, True, False, 0) for M in dispatch.sizes(N, K, most)}
             assert warmed == wanted
+
+
+def test_normed_rotary_into_the_cache_is_warmed_in_every_form_and_leaves_the_cache_as_it_is() -> None:
+    from samebits.kernels.ops.normed_rotary.triton import blocking
+
+    assert {blocking(tokens) for tokens in warm.FORMS} == {blocking(tokens) for tokens in range(1, 8193)}
+    norm = SimpleNamespace(weight=torch.nn.Parameter(torch.ones(64).bfloat16()), variance_epsilon=1e-6)
+    owner = SimpleNamespace(q_size=256, kv_size=128, head_dim=64, q_norm=norm, k_norm=norm)
+    owner.rotary_emb = SimpleNamespace(cos_sin_cache=torch.ones(4, 64))
+    keys, values = torch.full((2, 16, 2, 128), 7.0).bfloat16().split(64, -1)
+    before = counts()
+    with torch.inference_mode():
+        warm.written(owner, keys, values)
+    assert counts()["normed_rotary into pages"] - before.get("normed_rotary into pages", 0) == len(warm.FORMS)
+    assert bool((keys == 7).all() & (values == 7).all())
