@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 from samebits.kernels.ops.linear.segments import length, segments
@@ -77,6 +78,24 @@ SPLIT: tuple[Tile, ...] = ((16, 16, 512, 2, 3, False), (16, 64, 128, 4, 5, True)
 """The same with a second launch that folds: what the one launch must beat."""
 
 
+# Where K is one segment and few outputs leave all to the length of the chain: tried first.
+CHAIN_FEW: tuple[Tile, ...] = (
+    (8, 16, 512, 2, 3, True), (16, 64, 128, 4, 5, True), (16, 16, 1024, 2, 3, False), (16, 32, 256, 4, 4, False),
+    (8, 32, 512, 4, 3, True), (8, 32, 512, 2, 3, True), (16, 64, 128, 4, 6, True), (16, 32, 256, 4, 4, True),
+    (8, 16, 1024, 2, 3, True),
+)  # fmt: skip
+CHAIN_FEW_TMA: tuple[Tile, ...] = (
+    (16, 64, 128, 4, 5, True), (8, 64, 256, 4, 3, True), (16, 32, 256, 4, 4, False), (16, 64, 256, 4, 4, True),
+)  # fmt: skip
+CHAIN_SOME: tuple[Tile, ...] = (
+    (16, 64, 128, 4, 5, True), (64, 16, 256, 4, 4, False), (32, 32, 256, 4, 4, False), (64, 16, 128, 4, 6, False),
+    (32, 64, 128, 4, 5, True), (32, 16, 512, 4, 3, False), (32, 16, 256, 4, 5, False),
+)  # fmt: skip
+CHAIN_TMA: tuple[Tile, ...] = (
+    (32, 16, 256, 4, 5, False), (64, 16, 128, 4, 6, False), (32, 32, 128, 4, 6, False), (64, 32, 128, 4, 5, False),
+    (32, 64, 128, 4, 5, True), (64, 16, 256, 4, 4, False), (16, 64, 128, 4, 6, True), (32, 64, 128, 4, 5, False),
+    (128, 32, 64, 4, 6, False),
+)  # fmt: skip
 MULTIPROCESSORS, SHARED_BYTES = 132, 217 << 10
 HOPPER = (
     *((consumers, n, k) for consumers in (1, 2) for n in (64, 128) for k in (64, 128)),
@@ -153,11 +172,23 @@ def joined(M: int, N: int) -> dict[str, tuple[Tile, ...]]:
     return {"walk tma": WALK_TMA}
 
 
+def chains(M: int, N: int, K: int) -> list[list[Any]]:
+    """Entries for few outputs where K is one segment: of each kind in turn."""
+    few, by_descriptor = (CHAIN_FEW, CHAIN_FEW_TMA) if M <= 16 else (CHAIN_SOME, CHAIN_TMA)
+    kinds: tuple[list[list[Any]], ...] = (
+        [["triton", *map(int, tile)] for tile in few],
+        [["walk tma", *map(int, tile)] for tile in by_descriptor],
+        hopper(M, N, K),
+    )
+    return [entry for turn in zip_longest(*kinds) for entry in turn if entry is not None]
+
+
 def entries(M: int, N: int, K: int) -> list[list[Any]]:
     """Table entries worth a try, those of cuBLASLt aside."""
     if segments(K) == 1:
-        narrow = hopper(M, N, K) if 32 <= M <= 1024 and N <= 2048 else []
-        return [["triton", *map(int, tile)] for tile in tiles(M, N)] + narrow
+        narrow = chains(M, N, K) if M <= 1024 and N <= 2048 else []
+        rest = [["triton", *map(int, tile)] for tile in tiles(M, N)]
+        return narrow + [entry for entry in rest if entry not in narrow]
     found: list[list[Any]] = []
     for way, some in joined(M, N).items():
         found += [[way, *map(int, tile)] for tile in some]

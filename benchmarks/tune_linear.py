@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import time
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,13 @@ from samebits.kernels.ops.linear.contract import contract
 from samebits.kernels.ops.linear.dispatch import launch, parse
 from samebits.kernels.ops.linear.segments import length, segments
 
+Rows = dict[str, tuple[int, ...]]
+"""Shape -> numbers of rows to tune."""
 EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Largest M of each row of the table; the last row holds for every larger M too."""
-FEW, MANY = 8, 24
-"""Algorithms of cuBLASLt that are tried; a call of many rows takes long enough to tell more of them apart."""
+FEW, MANY = 8, 30
+"""Algorithms of cuBLASLt that are tried: many for small weights, and for many rows, where times tell them apart."""
+SMALL = 1 << 24
 FINALISTS = 4
 """The fastest of the first timing, timed again in turn with the default: the clock falls during a long timing."""
 FAVOURITES = ("cublaslt 0", "batched 0")
@@ -55,20 +59,22 @@ def form(entry: list[Any], N: int, K: int) -> tuple[Any, ...]:
     return entry, N % 16 == 0, K % 16 == 0, block_k, K % block_k == 0
 
 
-def compile_all(shapes: list[str], sizes: tuple[int, ...], workers: int, seconds: float) -> set[str]:
-    """Compiles everything that is not cuBLASLt's, in parallel: the forms that ran. What hangs is left out, too."""
+def compile_all(wanted: Rows, workers: int, seconds: float) -> set[str]:
+    """Compiles everything that is not cuBLASLt's, in parallel: the forms that ran. What hangs or comes too late is left
+    out; every row's first candidates come before the second ones."""
     tasks = {}
-    for name in shapes:
-        N, K = map(int, name.split("x"))
-        for M in sizes:
-            for entry in entries(M, N, K):
-                tasks[str(form(entry, N, K))] = (entry, 128 if N % 16 == 0 and entry[0] != "hopper" else N, K)
+    rows = [(M, *map(int, name.split("x"))) for name, sizes in wanted.items() for M in sizes]
+    for turn in zip_longest(*(entries(*row) for row in rows)):
+        for (_, N, K), entry in zip(rows, turn, strict=True):
+            if entry is not None:
+                narrow = N % 16 == 0 and entry[0] != "hopper"
+                tasks.setdefault(str(form(entry, N, K)), (entry, 128 if narrow else N, K))
     begun, ran = time.monotonic(), set()
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         waiting = {name: pool.apply_async(compile_one, task) for name, task in tasks.items()}
         for name, result in waiting.items():
             try:
-                if result.get(max(0.1, begun + seconds - time.monotonic())):
+                if result.get(max(0.0, begun + seconds - time.monotonic())):
                     ran.add(name)
             except multiprocessing.TimeoutError:
                 print("does not end:", name, flush=True)
@@ -117,12 +123,13 @@ def options_of(M: int, N: int, K: int, ran: set[str]) -> dict[str, list[Any]]:
         problem = cublaslt.Problem(M, N, K, torch.bfloat16, False, 0, S)
         kind = "cublaslt" if S == 1 else "batched"
         try:
-            algos = cublaslt.choices(problem, MANY if M >= 1024 and S == 1 else FEW)
+            algos = cublaslt.choices(problem, MANY if S == 1 and (M >= 1024 or N * K <= SMALL) else FEW)
         except cublaslt.CublasLtError as error:
             print(f"{problem}: {error}", flush=True)
             algos = []
         for rank, algo in enumerate(algos):
-            found[f"{kind} {rank}"] = [kind, None if rank == 0 else algo]
+            if rank == 0 or cublaslt.usable(problem, algo):
+                found[f"{kind} {rank}"] = [kind, None if rank == 0 else algo]
     return found | {str(entry): entry for entry in entries(M, N, K) if str(form(entry, N, K)) in ran}
 
 
@@ -204,33 +211,48 @@ def text_of(table: dict[str, Any]) -> str:
     return f'{{"cublaslt": {table["cublaslt"]}, "shapes": {{\n{lines}\n}}}}\n'
 
 
+def wanted_of(rows: list[str]) -> Rows:
+    """Texts NxK:M, by shape."""
+    wanted: Rows = {}
+    for row in rows:
+        name, _, size = row.partition(":")
+        if not size.isdigit() or int(size) not in EDGES:
+            raise SystemExit(f"--rows {row}: NxK:M with M of {', '.join(map(str, EDGES))}")
+        wanted[name] = tuple(sorted({*wanted.get(name, ()), int(size)}))
+    return wanted
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--log", type=Path)
     parser.add_argument("--shapes", nargs="*", help="NxK; default: all of inputs.py")
     parser.add_argument("--sizes", nargs="*", type=int, choices=EDGES, help="M of the rows to tune; default: all")
+    parser.add_argument("--rows", nargs="*", default=[], help="NxK:M of single rows to tune, in place of the two")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop before a new shape after this time")
     parser.add_argument("--compile-seconds", type=float, default=90, help="leave out what has not run by then")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     options = parser.parse_args()
     begun = time.monotonic()
-    shapes = options.shapes or [f"{s['n']}x{s['k']}" for s in inputs.SHAPES]
-    sizes = tuple(sorted(options.sizes or EDGES))
+    some = bool(options.sizes or options.rows)
+    if options.rows:
+        wanted = wanted_of(options.rows)
+    else:
+        shapes = options.shapes or [f"{s['n']}x{s['k']}" for s in inputs.SHAPES]
+        wanted = dict.fromkeys(shapes, tuple(sorted(options.sizes or EDGES)))
     log: list[dict[str, Any]] = []
     table = start_of(options.out)
-    known = [name for name in shapes if name in table["shapes"]]
-    if options.sizes and known != shapes:
-        raise SystemExit(f"{options.out} has no rows of {sorted(set(shapes) - set(known))} that could stay")
-    ran = compile_all(shapes, sizes, options.workers, options.compile_seconds)
+    if some and (missing := sorted(set(wanted) - set(table["shapes"]))):
+        raise SystemExit(f"{options.out} has no rows of {missing} that could stay")
+    ran = compile_all(wanted, options.workers, options.compile_seconds)
     print(f"compiled in {time.monotonic() - begun:.1f} s", flush=True)
-    for name in shapes:
+    for name, sizes in wanted.items():
         if time.monotonic() - begun > options.seconds:
             print("out of time before", name)
             break
         N, K = map(int, name.split("x"))
         found = tune(N, K, sizes, ran, log)
-        table["shapes"][name] = merged(table["shapes"][name] if options.sizes else [], found)
+        table["shapes"][name] = merged(table["shapes"][name] if some else [], found)
         torch.cuda.empty_cache()
         options.out.write_text(text_of(table), encoding="utf-8")
         if options.log:

@@ -73,9 +73,10 @@ def test_what_is_tried_are_entries_of_the_kind_that_k_asks_for(tuner: Any, monke
 
     def choices(problem: cublaslt.Problem, most: int) -> list[str]:
         asked.append(problem)
-        return ["00", "01"]
+        return ["00", "01", "02"]
 
     monkeypatch.setattr(cublaslt, "choices", choices)
+    monkeypatch.setattr(cublaslt, "usable", lambda problem, algo: algo != "02")
     monkeypatch.setattr(dispatch, "_is_hopper", lambda device: True)
     for shape in [*inputs.SHAPES, {"n": 512, "k": 11008}, {"n": 513, "k": 12288}]:
         N, K = shape["n"], shape["k"]
@@ -86,13 +87,22 @@ def test_what_is_tried_are_entries_of_the_kind_that_k_asks_for(tuner: Any, monke
             assert found
             ways = {dispatch.parse(entry).way for entry in found.values()}
             assert ("chain" in ways) == (segments(K) == 1)
-            assert ways <= {"chain", "hopper"} or "chain" not in ways
+            assert ways <= {"chain", "hopper", "walk tma"} or "chain" not in ways
             assert all(dispatch.fits(dispatch.parse(entry), M, N, K, 0) for entry in found.values())
             assert [problem.segments for problem in asked] in ([], [segments(K)])
     # Where segments differ in length no batch of products has the bits.
     assert "batched 0" in tuner.options_of(256, 512, 12288, set())
     assert "batched 0" not in tuner.options_of(256, 512, 11008, set())
     assert list(tuner.options_of(256, 512, 12288, set())) == ["batched 0", "batched 1"], "what does not run is left out"
+
+
+def test_single_rows_are_tuned_by_shape(tuner: Any) -> None:
+    assert tuner.wanted_of(["2048x8192:64", "128x4096:512", "2048x8192:16"]) == {
+        "2048x8192": (16, 64),
+        "128x4096": (512,),
+    }
+    with pytest.raises(SystemExit, match="2048x8192:17"):
+        tuner.wanted_of(["2048x8192:17"])
 
 
 def test_what_does_not_run_or_hangs_while_it_is_compiled_is_left_out(
@@ -117,7 +127,7 @@ def test_what_does_not_run_or_hangs_while_it_is_compiled_is_left_out(
             return Result(task[0])
 
     monkeypatch.setattr(tuner.multiprocessing, "get_context", lambda kind: types.SimpleNamespace(Pool=Pool))
-    ran = tuner.compile_all(["512x12288"], (1, 8192), 2, 10.0)
+    ran = tuner.compile_all({"512x12288": (1, 8192)}, 2, 10.0)
     assert ran
     assert all("split" in name for name in ran)
 

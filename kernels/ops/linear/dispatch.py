@@ -26,6 +26,8 @@ TABLE = Path(__file__).with_name("table_sm90.json")
 FALLBACK = Config(16, 32, 256, 4, 3)
 MANY_ROWS, MANY_FALLBACK = 128, Config(128, 128, 64, 8, 3)
 """Above so many rows sums of segments that are stored cost more than one program's second accumulator."""
+MANY_HOPPER = (2, 128, 64, 6, 0, 2, 16, 0, 1, 0)
+"""The same on Hopper, as a HopperConfig: it takes every K above 8192 that is a multiple of 8."""
 WIDE_ROWS = "4100x4096"
 """The table's shape whose rows are Triton at every M."""
 TRITON_WAYS = ("join", "split", "walk", "join tma", "split tma", "walk tma")
@@ -37,9 +39,9 @@ class Choice:
     favourite).
 
     hopper: the numbers of a HopperConfig, for the kernel of hopper.py.
-    way: "chain" where S(K) = 1. Else "hopper", Triton's "join" (a program for each segment, the last to arrive folds),
-    "split" (a second launch folds) or "walk" (one program for all segments), with " tma" where tiles are loaded by
-    descriptor, or cuBLASLt's "batched" (a product for each segment, then a fold).
+    way: "chain" where S(K) = 1. Else Triton's "join" (a program for each segment, the last to arrive folds), "split" (a
+    second launch folds) or "walk" (one program for all segments), with " tma" where tiles are loaded by descriptor, or
+    cuBLASLt's "batched" (a product for each segment, then a fold). "hopper", "walk" and "walk tma": for every S(K).
     """
 
     triton: Config | None
@@ -91,8 +93,8 @@ def table() -> dict[str, Any]:
 
 def parse(entry: list[Any]) -> Choice:
     """A table entry: ["triton", block_m, block_n, block_k, warps, stages, swap] or ["cublaslt", algorithm or null];
-    with segments [one of TRITON_WAYS, as for triton], ["batched", as for cublaslt] or ["hopper", the fields of
-    HopperConfig]."""
+    with segments [one of TRITON_WAYS, as for triton] or ["batched", as for cublaslt]; ["hopper", the fields of
+    HopperConfig] and ["walk tma", as for triton] with one, too."""
     kind = entry[0]
     if kind == "hopper":
         return Choice(None, None, kind, tuple(map(int, entry[1:])))
@@ -128,11 +130,13 @@ def sizes(N: int, K: int, most: int) -> list[int]:
     return [*edges, most]
 
 
-def fallback(M: int, K: int, tma: bool = False) -> Choice:
-    """What runs every call. tma: on Hopper, and nothing is odd about pointers and K."""
+def fallback(M: int, K: int, hopper: bool = False) -> Choice:
+    """What runs every call. hopper: on Hopper, and nothing is odd about pointers and K."""
     if segments(K) == 1:
         return Choice(FALLBACK)
-    return Choice(FALLBACK, way="join") if M <= MANY_ROWS else Choice(MANY_FALLBACK, way="walk tma" if tma else "walk")
+    if M <= MANY_ROWS:
+        return Choice(FALLBACK, way="join")
+    return Choice(None, way="hopper", hopper=MANY_HOPPER) if hopper else Choice(MANY_FALLBACK, way="walk")
 
 
 def fits(choice: Choice, M: int, N: int, K: int, device: int) -> bool:

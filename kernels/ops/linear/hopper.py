@@ -6,22 +6,19 @@ streams and captured ones share nothing; counters of arrival are those of arriva
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from samebits.kernels.ops.launch import Form
 from samebits.kernels.ops.linear.arrivals import arrivals
+from samebits.kernels.ops.linear.boxes import ELEMENTS, SwizzledBoxes
 from samebits.kernels.ops.linear.gluon import linear_hopper_kernel
 
 ROWS = 64
 """Tokens of a warpgroup."""
-ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,18 +62,23 @@ def _multiprocessors(device: int) -> int:
 
 
 @cache
-def _pattern(dtype: torch.dtype, rows: int, columns: int) -> TensorDescriptor:
-    """A descriptor of boxes [rows, columns], over nothing yet: layout and checks are made once per kind."""
-    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], ELEMENTS[dtype])
-    return TensorDescriptor(
-        torch.empty(rows, columns, dtype=dtype), [rows, columns], [columns, 1], [rows, columns], layout
+def _form(config: HopperConfig, segments: int, even: bool, has_bias: bool) -> Form:
+    """The kernel of a configuration. even: N is a multiple of its tile."""
+    keep = config.keep if segments > 1 else 2
+    return Form(
+        linear_hopper_kernel,
+        SEGMENTS=segments,
+        SPAN=config.span or segments,
+        CONSUMERS=config.consumers,
+        STAGES=config.stages,
+        KEEP=keep,
+        SHARED=config.shared and keep < 2,
+        SKEW=config.skew if config.consumers > 1 else 0,
+        EVEN=even,
+        BIAS=has_bias,
+        num_warps=4,
+        maxnreg=_registers(config),
     )
-
-
-def _boxes(base: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    found = copy.copy(_pattern(base.dtype, rows, columns))
-    found.base, found.shape, found.strides = base, list(base.shape), [base.shape[1], 1]
-    return found
 
 
 def product(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, config: HopperConfig, length: int) -> Tensor:
@@ -97,34 +99,16 @@ def product(x_MK: Tensor, weight_NK: Tensor, bias: Tensor | None, config: Hopper
     tiles_m, tiles_n = -(-M // (ROWS * config.consumers)), -(-N // config.block_n)
     items = tiles_m * tiles_n * (segments // span)
     programs = min(items, _multiprocessors(x_MK.device.index or 0) * config.per_sm)
-    keep = config.keep if segments > 1 else 2
     sums, arrived = _memory(y_MN, tiles_m * tiles_n, programs, segments, span, config)
-    linear_hopper_kernel[(programs,)](
-        _boxes(x_MK, ROWS, config.block_k),
-        _boxes(weight_NK, config.block_n, config.block_k),
-        y_MN if bias is None else bias,
-        y_MN,
-        sums,
-        arrived,
-        M,
-        N,
-        triton.cdiv(K, config.block_k),
-        triton.cdiv(length, config.block_k),
-        items,
-        tiles_m,
-        tiles_n,
-        config.group,
-        SEGMENTS=segments,
-        SPAN=span,
-        CONSUMERS=config.consumers,
-        STAGES=config.stages,
-        KEEP=keep,
-        SHARED=config.shared and keep < 2,
-        SKEW=config.skew if config.consumers > 1 else 0,
-        EVEN=N % config.block_n == 0,
-        BIAS=bias is not None,
-        num_warps=4,
-        maxnreg=_registers(config),
+    form = _form(config, segments, N % config.block_n == 0, bias is not None)
+    form(
+        (programs, 1, 1),
+        (y_MN if bias is None else bias, y_MN, sums, arrived),
+        (M, N, -(-K // config.block_k), -(-length // config.block_k), items, tiles_m, tiles_n, config.group),
+        (
+            SwizzledBoxes(x_MK, M, K, K, (x_MK.dtype, ROWS, config.block_k)),
+            SwizzledBoxes(weight_NK, N, K, K, (x_MK.dtype, config.block_n, config.block_k)),
+        ),
     )
     return y_MN
 

@@ -8,21 +8,25 @@ that walks all segments, the last to arrive of one program each, or a second lau
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
+from samebits.kernels.ops.launch import Form
 from samebits.kernels.ops.linear.arrivals import arrivals
-from samebits.kernels.ops.linear.segments import SEGMENTS, length
+from samebits.kernels.ops.linear.boxes import Boxes
+from samebits.kernels.ops.linear.segments import SEGMENTS, length, segments
 from samebits.kernels.ops.linear.triton import Config
 
 SINGLE = Config(16, 32, 32, 4, 1)
 """For float32 inputs."""
 GROUP = 16
 """Tiles of rows that are neighbours in launch order."""
+FOLDED = 512
+"""Elements of a program that folds."""
 
 
 @triton.jit
@@ -124,9 +128,9 @@ def segments_kernel(
     EARLY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """WALK: program (tile), all segments one after another. Else program (segment, tile), whose sums go to part
-    [S, M, N]. JOIN: the last program of a tile to arrive adds them; it is counted at arrived_ptr [tiles], zeros before
-    and after. BLOCK_K divides L, so no step reaches into the next segment."""
+    """WALK: program (tile), all segments one after another, or the only one. Else program (segment, tile), whose sums
+    go to part [S, M, N]. JOIN: the last program of a tile to arrive adds them; it is counted at arrived_ptr [tiles],
+    zeros before and after. BLOCK_K divides L where S > 1, so no step reaches into the next segment."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     blocks_m, blocks_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
@@ -136,7 +140,7 @@ def segments_kernel(
     rows = tl.minimum(blocks_m - group * GROUP, GROUP)
     inner = tile % (GROUP * blocks_n)
     first_m, first_n = (group * GROUP + inner % rows) * BLOCK_M, (inner // rows) * BLOCK_N
-    if WALK:
+    if WALK and S > 1:
         total = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
         for each in range(S):
             acc = segment_sum(
@@ -201,6 +205,29 @@ def _compiled() -> bool:
     return isinstance(fold_kernel, triton.runtime.JITFunction)
 
 
+@cache
+def _form(config: Config, S: int, walk: bool, join: bool, tma: bool, even: bool, has_bias: bool) -> Form:
+    """The kernel of a configuration. even: K is a multiple of its block."""
+    return Form(
+        segments_kernel,
+        S=S,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GROUP=GROUP,
+        WALK=walk,
+        JOIN=join,
+        TMA=tma,
+        SWAP=config.swap,
+        EVEN_K=even,
+        HAS_BIAS=has_bias,
+        EARLY=not walk and not join and _compiled(),
+        PRECISION="ieee",
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+
+
 def _launch(
     x_MK: Tensor,
     weight_NK: Tensor,
@@ -212,42 +239,25 @@ def _launch(
     tma: bool,
 ) -> None:
     """part_SMN: None walks; arrived: the last to arrive folds, else nobody does."""
-    (M, K), N, L = x_MK.shape, weight_NK.shape[0], length(x_MK.shape[1])
-    config = replace(config, block_k=min(config.block_k, L & -L))
-    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
-    walk = part_SMN is None
-    x: Tensor | TensorDescriptor = x_MK
-    weight: Tensor | TensorDescriptor = weight_NK
-    if tma:
-        x = TensorDescriptor(x_MK, [M, K], [K, 1], [config.block_m, config.block_k])
-        weight = TensorDescriptor(weight_NK, [N, K], [K, 1], [config.block_n, config.block_k])
-    segments_kernel[(tiles if walk else SEGMENTS * tiles,)](
-        x,
-        weight,
+    (M, K), N = x_MK.shape, weight_NK.shape[0]
+    S, L = segments(K), length(K)
+    if S > 1:
+        config = replace(config, block_k=min(config.block_k, L & -L))
+    tiles = -(-M // config.block_m) * -(-N // config.block_n)
+    walk, join = part_SMN is None, arrived is not None
+    form = _form(config, S, walk, join, tma, K % config.block_k == 0, bias is not None)
+    tensors = (
         weight_NK if bias is None else bias,
         y_MN,
         y_MN if part_SMN is None else part_SMN,
         y_MN if arrived is None else arrived,
-        M,
-        N,
-        K,
-        L,
-        S=SEGMENTS,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        GROUP=GROUP,
-        WALK=walk,
-        JOIN=arrived is not None,
-        TMA=tma,
-        SWAP=config.swap,
-        EVEN_K=K % config.block_k == 0,
-        HAS_BIAS=bias is not None,
-        EARLY=not walk and arrived is None and _compiled(),
-        PRECISION="ieee",
-        num_warps=config.warps,
-        num_stages=config.stages,
     )
+    grid, numbers = (tiles if walk else S * tiles, 1, 1), (M, N, K, L)
+    if not tma:
+        form(grid, (x_MK, weight_NK, *tensors), numbers)
+        return
+    x = Boxes(x_MK, M, K, K, (x_MK.dtype, config.block_m, config.block_k))
+    form(grid, tensors, numbers, (x, Boxes(weight_NK, N, K, K, (x_MK.dtype, config.block_n, config.block_k))))
 
 
 def walk(
@@ -303,19 +313,14 @@ def fold(part_SMN: Tensor, bias: Tensor | None, dtype: torch.dtype, early: bool 
     """
     S, M, N = part_SMN.shape
     y_MN = torch.empty(M, N, dtype=dtype, device=part_SMN.device)
-    early = early and _compiled()
     if M:
-        fold_kernel[(triton.cdiv(M * N, 512),)](
-            part_SMN,
-            part_SMN if bias is None else bias,
-            y_MN,
-            M * N,
-            N,
-            S=S,
-            HAS_BIAS=bias is not None,
-            EARLY=early,
-            BLOCK=512,
-            num_warps=4,
-            **({"launch_pdl": True} if early else {}),
-        )
+        form = _fold_form(S, bias is not None, early and _compiled())
+        form((-(-M * N // FOLDED), 1, 1), (part_SMN, part_SMN if bias is None else bias, y_MN), (M * N, N))
     return y_MN
+
+
+@cache
+def _fold_form(S: int, has_bias: bool, early: bool) -> Form:
+    """early: by programmatic dependent launch."""
+    options = {"launch_pdl": True} if early else {}
+    return Form(fold_kernel, S=S, HAS_BIAS=has_bias, EARLY=early, BLOCK=FOLDED, num_warps=4, **options)

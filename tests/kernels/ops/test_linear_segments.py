@@ -23,6 +23,8 @@ CPU = torch.device("cpu")
 SHAPE = {"n": 3, "k": 8704, "bias": 1}
 SHORT_LAST = {"n": 3, "k": 8300, "bias": 1}
 WAYS = {*dispatch.TRITON_WAYS, "batched", "hopper"}
+SINGLE = {"chain", "hopper", "walk tma"}
+"""Of one segment."""
 CANDIDATE = """
 import torch
 
@@ -148,7 +150,8 @@ def test_a_long_k_runs_on_nothing_that_takes_it_in_one_chain_and_a_short_one_on_
                 choice = choose(M, N, K, **changes)
                 assert choice.way in WAYS
                 assert choice.way != "batched" or (M > 1 and N % 8 == 0 and 4 * length(K) == K)
-    assert {choose(M, N, 8192).way for M in (1, 300) for N in (8, 512, 4096)} == {"chain"}
+    assert {choose(M, N, 8192).way for M in (1, 300) for N in (8, 512, 4096)} <= SINGLE
+    assert {choose(M, 512, 8192, aligned=False).way for M in (1, 300)} == {"chain"}
     dispatch.choose.cache_clear()
 
 
@@ -156,7 +159,7 @@ def test_the_rows_of_a_shape_name_only_ways_of_its_kind() -> None:
     for name, entries in dispatch.table()["shapes"].items():
         long = segments(int(name.split("x")[1])) > 1
         for _, entry in entries:
-            assert dispatch.parse(entry).way in (WAYS if long else {"chain", "hopper"})
+            assert dispatch.parse(entry).way in (WAYS if long else SINGLE)
 
 
 def test_an_unknown_kind_in_the_table_is_refused() -> None:
@@ -231,6 +234,11 @@ def test_the_hopper_kernel_is_for_hopper_alone(monkeypatch: pytest.MonkeyPatch) 
     entry[2:5] = [32, 256, 4]  # blocks of 256
     monkeypatch.setattr(dispatch, "_is_hopper", lambda device: True)
     dispatch.choose.cache_clear()
-    assert [choose(700, K=K).way for K in (12288, 11008, 8704, 14336)] == ["hopper", "hopper", "walk tma", "hopper"]
+    assert [choose(700, K=K).way for K in (12288, 11008, 8704, 14336)] == ["hopper"] * 4
+    used = [choose(700, K=K) for K in (12288, 11008, 8704, 14336)]
+    assert [choice.hopper == tuple(entry[1:]) for choice in used] == [True, True, False, True]
+    assert used[2] == dispatch.fallback(700, 8704, True)
+    for K in range(8200, 8200 + 8 * 512, 8):
+        assert dispatch._whole_blocks(dispatch._hopper_config(dispatch.MANY_HOPPER), K)
     dispatch.choose.cache_clear()
     dispatch._nearest.cache_clear()
