@@ -65,15 +65,6 @@ JOIN_SOME_TMA: tuple[Tile, ...] = (
     (32, 128, 128, 4, 4, True), (64, 32, 128, 4, 4, False), (64, 64, 128, 4, 4, False), (64, 128, 64, 4, 5, True),
     (64, 128, 128, 8, 4, True),
 )  # fmt: skip
-JOIN_MORE_TMA: tuple[Tile, ...] = (
-    (64, 32, 128, 4, 4, False), (64, 64, 128, 4, 4, False), (128, 64, 64, 4, 5, False), (128, 64, 128, 4, 4, False),
-    (128, 128, 64, 8, 4, False), (128, 128, 128, 8, 3, False), (128, 64, 128, 8, 4, False), (64, 128, 128, 4, 3, True),
-    (128, 64, 64, 4, 4, False), (128, 64, 64, 8, 4, False), (128, 64, 64, 4, 4, True),
-)  # fmt: skip
-WALK_TMA: tuple[Tile, ...] = (
-    (128, 256, 64, 8, 3, False), (128, 256, 64, 8, 4, False), (256, 128, 64, 8, 4, False), (128, 128, 64, 8, 4, False),
-    (128, 128, 128, 8, 3, False), (128, 128, 64, 4, 4, False),
-)  # fmt: skip
 SPLIT: tuple[Tile, ...] = ((16, 16, 512, 2, 3, False), (16, 64, 128, 4, 5, True))
 """The same with a second launch that folds: what the one launch must beat."""
 
@@ -96,54 +87,16 @@ CHAIN_TMA: tuple[Tile, ...] = (
     (32, 64, 128, 4, 5, True), (64, 16, 256, 4, 4, False), (16, 64, 128, 4, 6, True), (32, 64, 128, 4, 5, False),
     (128, 32, 64, 4, 6, False),
 )  # fmt: skip
-MULTIPROCESSORS, SHARED_BYTES = 132, 217 << 10
-HOPPER = (
-    *((consumers, n, k) for consumers in (1, 2) for n in (64, 128) for k in (64, 128)),
-    *((1, 32, 128), (1, 32, 256), (2, 32, 128), (1, 256, 64), (2, 256, 64), (3, 128, 64), (4, 128, 64), (4, 64, 64)),
-)
-"""Of hopper.py: warpgroups of 64 tokens, outputs, K block."""
-SLIM_HOPPER = (
-    (1, 8, 256, 5), (1, 16, 256, 5), (1, 16, 512, 2), (1, 8, 128, 10), (1, 32, 128, 8), (1, 32, 256, 4),
+Ring = tuple[int, ...]
+HOPPER: tuple[Ring, ...] = (
+    (2, 128, 64, 6, 16, 0, 0), (2, 128, 64, 6, 8, 2, 0), (2, 256, 64, 3, 8, 0, 1), (2, 256, 64, 3, 8, 1, 1),
+    (2, 64, 64, 8, 8, 1, 0), (1, 128, 64, 8, 8, 0, 0),
+)  # fmt: skip
+"""The fields of a HopperConfig, where K is in segments."""
+CHAIN_HOPPER: tuple[Ring, ...] = (
+    (1, 16, 256, 5), (1, 16, 512, 2), (1, 8, 256, 5), (1, 32, 256, 4), (1, 32, 128, 8), (1, 8, 128, 10),
     (1, 64, 128, 6), (2, 32, 128, 5),
 )  # fmt: skip
-"""With stages: where K is one segment, for few outputs at middle numbers of rows."""
-BIG_HOPPER = (
-    (2, 256, 64, 4, 0, 1, 8, 2, 1, 0), (2, 256, 64, 4, 0, 1, 16, 0, 1, 0), (2, 256, 64, 3, 0, 1, 8, 1, 1, 1),
-    (2, 256, 64, 3, 0, 1, 8, 0, 1, 1), (2, 256, 32, 6, 0, 1, 8, 2, 1, 1), (2, 256, 64, 4, 0, 0, 8, 2, 1, 0),
-    (3, 128, 64, 5, 0, 2, 8, 1, 1, 0), (4, 128, 64, 4, 0, 0, 8, 1, 1, 0),
-)  # fmt: skip
-"""All numbers: for outputs so many that the tensor cores are busy throughout."""
-MOST_HOPPER = 9
-
-
-def hopper(M: int, N: int, K: int) -> list[list[Any]]:
-    """Entries of the Hopper kernel that an estimate of its waves puts first: tiles and spans that fill the GPU."""
-    if segments(K) == 1:
-        return [["hopper", *tile, 0, 2, 8, 0, 1, 0] for tile in SLIM_HOPPER]
-    S, found = segments(K), []
-    for consumers, n, k in HOPPER:
-        rows = 64 * consumers
-        if consumers > 1 and rows >= 2 * M:
-            continue
-        stages = min(8, SHARED_BYTES // (2 * k * (rows + n)))
-        all_tiles = -(-M // rows) * -(-N // n)
-        for span in (0, 1, 2):
-            waves = -(-all_tiles * (S // (span or S)) // MULTIPROCESSORS)
-            # A step is bound by the tensor cores or by what it loads; sums that are stored cost some steps.
-            step = max(rows * n / 32768, (rows + n) / 512) * (1.0 if k == 64 else 0.97)
-            cost = waves * (step * (K / 64 * (span or S) / S) + (12 * step + 6 if span else 0))
-            keep = 2 if not span and (n <= 64 or (n <= 128 and consumers in (2, 3))) else 0
-            if not (span and M > 2048):
-                found.append((cost, [consumers, n, k, stages, span, keep, 8, 0, 1, 0]))
-    best = [numbers for _, numbers in sorted(found)[:MOST_HOPPER]]
-    for numbers in best:
-        # Warpgroups apart, so that one multiplies while the other folds.
-        if numbers[:3] in ([2, 128, 64], [2, 256, 64]) and numbers[4] != 1:
-            best = [*best, [*numbers[:7], 2, 1, 0]]
-    if M <= 128:
-        best.append([1, 64, 64, 6, 1, 0, 8, 0, 2, 0])  # two programs to a multiprocessor
-    wide = BIG_HOPPER if M * N >= 1 << 22 else ()
-    return [["hopper", *numbers] for numbers in dict.fromkeys(map(tuple, [*wide, *best]))]
 
 
 def tiles(M: int, N: int) -> list[Tile]:
@@ -162,23 +115,19 @@ def joined(M: int, N: int) -> dict[str, tuple[Tile, ...]]:
     """Triton's where K is in segments, by way."""
     if M <= 16:
         return {"join": JOIN_FEW, "join tma": JOIN_FEW_TMA, "split": SPLIT}
-    if M <= 64:
+    if M <= 128:
         few = JOIN_FEW[:1] if N <= 1024 else ()
         return {"join": (*few, *JOIN_SOME), "join tma": JOIN_SOME_TMA, "split": SPLIT[1:]}
-    if M <= 128:
-        return {"join": JOIN_SOME[:2] if N <= 1024 else (), "join tma": JOIN_MORE_TMA, "split tma": JOIN_MORE_TMA[:2]}
-    if M <= 1024 and (M <= 512 or N <= 1024):
-        return {"join tma": JOIN_MORE_TMA[2:8], "walk tma": WALK_TMA[:4] if M * N >= 1 << 20 else ()}
-    return {"walk tma": WALK_TMA}
+    return {}
 
 
-def chains(M: int, N: int, K: int) -> list[list[Any]]:
+def chains(M: int) -> list[list[Any]]:
     """Entries for few outputs where K is one segment: of each kind in turn."""
     few, by_descriptor = (CHAIN_FEW, CHAIN_FEW_TMA) if M <= 16 else (CHAIN_SOME, CHAIN_TMA)
     kinds: tuple[list[list[Any]], ...] = (
         [["triton", *map(int, tile)] for tile in few],
         [["walk tma", *map(int, tile)] for tile in by_descriptor],
-        hopper(M, N, K),
+        [["hopper", *ring, 8, 0, 0] for ring in CHAIN_HOPPER],
     )
     return [entry for turn in zip_longest(*kinds) for entry in turn if entry is not None]
 
@@ -186,13 +135,13 @@ def chains(M: int, N: int, K: int) -> list[list[Any]]:
 def entries(M: int, N: int, K: int) -> list[list[Any]]:
     """Table entries worth a try, those of cuBLASLt aside."""
     if segments(K) == 1:
-        narrow = chains(M, N, K) if M <= 1024 and N <= 2048 else []
+        narrow = chains(M) if M <= 1024 and N <= 2048 else []
         rest = [["triton", *map(int, tile)] for tile in tiles(M, N)]
         return narrow + [entry for entry in rest if entry not in narrow]
     found: list[list[Any]] = []
     for way, some in joined(M, N).items():
         found += [[way, *map(int, tile)] for tile in some]
-    return found + (hopper(M, N, K) if M >= 64 else [])
+    return found + ([["hopper", *ring] for ring in HOPPER] if M >= 64 else [])
 
 
 def whole(K: int) -> bool:

@@ -26,7 +26,7 @@ TABLE = Path(__file__).with_name("table_sm90.json")
 FALLBACK = Config(16, 32, 256, 4, 3)
 MANY_ROWS, MANY_FALLBACK = 128, Config(128, 128, 64, 8, 3)
 """Above so many rows sums of segments that are stored cost more than one program's second accumulator."""
-MANY_HOPPER = (2, 128, 64, 6, 0, 2, 16, 0, 1, 0)
+MANY_HOPPER = (2, 128, 64, 6, 16, 0, 0)
 """The same on Hopper, as a HopperConfig: it takes every K above 8192 that is a multiple of 8."""
 WIDE_ROWS = "4100x4096"
 """The table's shape whose rows are Triton at every M."""
@@ -171,7 +171,7 @@ def choose(M: int, N: int, K: int, dtype: torch.dtype, aligned: bool, has_bias: 
 
 
 def _pinned_here(problem: cublaslt.Problem, algo: str) -> bool:
-    same = cublaslt.version() == table()["cublaslt"] and problem.dtype == torch.bfloat16
+    same = problem.dtype == torch.bfloat16 and cublaslt.version() == table()["cublaslt"]
     return same and cublaslt.usable(problem, algo)
 
 

@@ -1,7 +1,7 @@
 """Parts of the linear kernel for Hopper (gluon.py): places, a segment's chain, sums in memory, the output.
 
-A warpgroup has ROWS tokens of a tile; N outputs of it. Sums in memory lie as the warpgroup's threads hold them, four
-floats of a thread side by side and then the threads of a warp: 16 bytes a thread, whole lines a warp.
+A warpgroup has ROWS tokens of a tile; N outputs of it. Sums in shared memory lie as the warpgroup's threads hold them,
+four floats of a thread side by side and then the threads of a warp: 16 bytes a thread, whole lines a warp.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ def wide_layout(N):
 
 
 @gluon.jit
-def place(item, tiles_m, tiles_n, group, SPANS: gl.constexpr):
-    """Tile, its place in M and in N, and the span of K of an item. Tiles side by side in time share weights and, by
-    groups of rows of tiles, tokens."""
-    tile = item // SPANS
+def place(tile, tiles_m, tiles_n, group):
+    """Place of a tile in M and in N. Tiles side by side in time share weights and, by groups of rows of tiles,
+    tokens."""
     in_group = tile % (group * tiles_n)
     first = tile // (group * tiles_n) * group
     rows = gl.minimum(tiles_m - first, group)
-    return tile, first + in_group % rows, in_group // rows, item % SPANS
+    return first + in_group % rows, in_group // rows
 
 
 @gluon.jit
@@ -80,15 +79,15 @@ def chain(state, smem, bars, count, CONSUMERS: gl.constexpr, PART: gl.constexpr)
 
 
 @gluon.jit
-def load_blocks(descs, smem, bars, rows, slot, phase, start, end, CONSUMERS: gl.constexpr):
-    """Blocks start, ..., end - 1 of K of a tile into freed slots. rows: first token and first output of the tile."""
+def load_blocks(descs, smem, bars, rows, slot, phase, blocks, CONSUMERS: gl.constexpr):
+    """The blocks of K of a tile into freed slots. rows: first token and first output of the tile."""
     x_desc, w_desc = descs
     a_smem, b_smem, _ = smem
     full, free = bars
     STAGES: gl.constexpr = b_smem.shape[0]
     N: gl.constexpr = b_smem.shape[1]
     K: gl.constexpr = b_smem.shape[2]
-    for block in range(start, end):
+    for block in range(blocks):
         bar = full.index(slot)
         mbarrier.wait(free.index(slot), phase)
         mbarrier.expect(bar, (CONSUMERS * ROWS + N) * K * 2)
@@ -155,9 +154,9 @@ def halves(sum_RN):
 
 
 @gluon.jit
-def sides(sum_RN, KEEP: gl.constexpr):
-    """What waits in registers, and the rest: all is one of them, or each is a half."""
-    if KEEP == 1:
+def sides(sum_RN, HALVED: gl.constexpr):
+    """What waits in registers, and the rest: a half each, or all and nothing else."""
+    if HALVED:
         return halves(sum_RN)
     else:
         return sum_RN, sum_RN
@@ -180,42 +179,6 @@ def pieces(sum_RN):
     else:
         left, right = halves(sum_RN)
         return halves(left) + halves(right)
-
-
-@gluon.jit
-def kept(sum_ptr, N: gl.constexpr):
-    """Sums in memory, in their order there. They were not yet read on this multiprocessor, or by this thread alone."""
-    return gl.load(sum_ptr + gl.arange(0, ROWS * N, layout=flat_layout(N)), cache_modifier=".cg")
-
-
-@gluon.jit
-def kept_or(sum_ptr, held_F, holds):
-    """`kept`, or what is held where `holds`."""
-    at_F = sum_ptr + gl.arange(0, held_F.shape[0], layout=held_F.type.layout)
-    return gl.where(holds, held_F, gl.load(at_F, mask=holds == 0, other=0.0, cache_modifier=".cg"))
-
-
-@gluon.jit
-def plus_kept(sum_ptr, sum_F, adds):
-    """`kept` plus these sums where `adds`, else these sums."""
-    at_F = sum_ptr + gl.arange(0, sum_F.shape[0], layout=sum_F.type.layout)
-    return gl.where(adds, gl.load(at_F, mask=adds, other=0.0, cache_modifier=".cg") + sum_F, sum_F)
-
-
-@gluon.jit
-def keep(sum_ptr, sum_F):
-    """Sums into memory."""
-    gl.store(sum_ptr + gl.arange(0, sum_F.shape[0], layout=sum_F.type.layout), sum_F)
-
-
-@gluon.jit
-def last_of(arrived_ptr, SPANS: gl.constexpr):
-    """Whether all other spans of the tile have been kept; the last one leaves the counter at zero."""
-    gl.thread_barrier()  # every thread's sums are stored before one of them counts
-    last = gl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu") == SPANS - 1
-    if last:
-        gl.store(arrived_ptr, 0)
-    return last
 
 
 @gluon.jit

@@ -218,10 +218,10 @@ def test_the_gate_passes_four_segments_and_refuses_another_number(count: int, st
 
 
 def test_the_hopper_kernel_is_for_hopper_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = ["hopper", 2, 256, 64, 4, 0, 1, 8, 2, 1, 0]
+    entry = ["hopper", 2, 256, 64, 3, 8, 1, 1]
     choice = dispatch.parse(entry)
     assert choice.way == "hopper"
-    assert choice.label == "hopper 128x256x64 s4 keep 1 g8 skew 2"
+    assert choice.label == "hopper 128x256x64 s3 g8 skew 1 shared"
     table = {"cublaslt": 1, "shapes": {"512x12288": [[None, entry]]}}
     monkeypatch.setattr(dispatch, "table", lambda: table)
     for is_hopper in (True, False):
