@@ -14,6 +14,9 @@ import torch
 from samebits.kernels.adapters.errors import PatchError
 from samebits.kernels.ops.logprob.op import direct
 
+KNOWN = "samebits_plain"
+"""Attribute of the sampling states: rows of a step, and whether they are plain; asked once per step."""
+
 
 def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """logits [M, V], token_ids [M, C] -> float32 [M, C], nats."""
@@ -89,7 +92,10 @@ def _second(sampler: Any) -> str:
 
         def __call__(self, logits: torch.Tensor, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
             """See Sampler.__call__."""
-            if not _plain(self.sampling_states, input_batch.idx_mapping_np):
+            states, rows = self.sampling_states, input_batch.idx_mapping_np
+            plain = _plain(states, rows)
+            setattr(states, KNOWN, (rows, plain))
+            if not plain:
                 logits = logits.to(torch.float32, copy=True)
             return super().__call__(logits, input_batch, *args, **kwargs)
 
@@ -109,6 +115,9 @@ def _plain(states: Any, rows: Any) -> bool:
 
 def divide(states: Any, logits: torch.Tensor, expanded_idx_mapping: torch.Tensor, idx_mapping_np: Any) -> None:
     """SamplingStates.apply_temperature with a correctly rounded division, as in the operator's own temperature."""
-    if not _plain(states, idx_mapping_np):
+    rows, plain = getattr(states, KNOWN, (None, False))
+    if rows is not idx_mapping_np:
+        plain = _plain(states, idx_mapping_np)
+    if not plain:
         given = states.temperature.gpu[expanded_idx_mapping].float()
         logits.div_(torch.where(given == 0.0, 1.0, given)[:, None])

@@ -161,8 +161,9 @@ def test_settings_that_are_not_covered_are_refused_before_the_model_is_loaded(
 def test_kernels_of_replaced_operators_are_told_from_those_that_stay() -> None:
     from samebits.kernels.adapters.vllm.read_back import foreign
 
-    stay = ("rms_norm_kernel", "void vllm::reshape_and_cache_flash_kernel<x>", "void flash::prepare_varlen_num_blocks")
+    stay = ("rms_norm_kernel", "void vllm::reshape_and_cache_flash_kernel<x>")
     gone = (
+        "void flash::prepare_varlen_num_blocks",
         "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<x>>>",
         "void vllm::rms_norm_kernel<c10::BFloat16>",
         "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_1",
@@ -196,7 +197,8 @@ def test_the_shortest_query_of_a_pass_is_noted_once_and_empty_ones_do_not_count(
 
     def noted(starts: list[int]) -> int:
         lengths = [end - start for start, end in pairwise(starts)]
-        common = SimpleNamespace(query_start_loc_cpu=torch.tensor(starts, dtype=torch.int32), max_query_len=max(lengths))
+        begins = torch.tensor(starts, dtype=torch.int32)
+        common = SimpleNamespace(query_start_loc_cpu=begins, max_query_len=max(lengths))
         found: int = getattr(note_shortest(SimpleNamespace(), common), SHORTEST)
         return found
 
