@@ -242,3 +242,29 @@ def test_the_hopper_kernel_is_for_hopper_alone(monkeypatch: pytest.MonkeyPatch) 
         assert dispatch._whole_blocks(dispatch._hopper_config(dispatch.MANY_HOPPER), K)
     dispatch.choose.cache_clear()
     dispatch._nearest.cache_clear()
+
+
+def test_matrices_of_one_kind_of_boxes_are_one_specialization_of_triton() -> None:
+    pytest.importorskip("triton")
+    from triton._C.libtriton import native_specialize_impl
+    from triton.backends.compiler import BaseBackend
+
+    from samebits.kernels.ops.linear.boxes import Boxes, SwizzledBoxes
+
+    for form in (Boxes, SwizzledBoxes):
+        seen: dict[Any, set[str]] = {}
+        for dtype in (torch.bfloat16, torch.float16):
+            for height, columns in ((1, 4096), (300, 12288), (17, 8200)):
+                for box_rows, box_columns in ((64, 64), (16, 128), (8, 256)):
+                    base = torch.zeros(height, columns, dtype=dtype)
+                    box = form(base, height, columns, columns, (dtype, box_rows, box_columns))
+                    found = box.descriptor()
+                    assert (found.base is base, list(found.shape), list(found.strides)) == (
+                        True,
+                        [height, columns],
+                        [columns, 1],
+                    )
+                    word = native_specialize_impl(BaseBackend, found, False, True, True)
+                    seen.setdefault(box.kind, set()).add(str(word))
+        assert len(seen) == len(set().union(*seen.values())) == 6
+        assert all(len(words) == 1 for words in seen.values())
