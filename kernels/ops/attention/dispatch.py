@@ -57,6 +57,12 @@ def sections_for(key_heads: int, head_bytes: int, l2_bytes: int) -> int:
     return sections
 
 
+def blocks_for(tokens: int, batch: int, rows: int) -> int:
+    """Blocks of `rows` query tokens of which none spans two sequences, at most; more than one sequence may need a
+    block for itself at each of their borders."""
+    return tokens // rows + batch if batch > 1 else -(-tokens // rows)
+
+
 def run(
     q: Tensor,
     k_cache: Tensor,
@@ -282,7 +288,7 @@ def prefill_hopper(
     segment_tiles: int = SEGMENT_TILES,
     known: Hopper | None = None,
 ) -> None:
-    """As `prefill`, in Gluon. max_seq_len: orders the programs, no more. cu_seqlens_k: the caches are one page that
+    """As `prefill`, in Gluon. max_seq_len: orders the work, no more. cu_seqlens_k: the caches are one page that
     holds the keys of all sequences side by side."""
     tokens, heads, size = q.shape
     batch, key_heads, slots = seq_lens.shape[0], k_cache.shape[2], k_cache.shape[1]
@@ -291,11 +297,15 @@ def prefill_hopper(
     form, rows, parts, of_queries = prefill_hopper_of(size, 0 if whole else slots, segment_tiles)
     sections = sections_for(key_heads, max_seq_len * size * 2 * q.element_size(), l2_bytes_of(q.device))
     ran("attention prefill (Hopper)")
-    group = heads // key_heads
+    blocks, group = blocks_for(tokens, batch, parts * rows), heads // key_heads
+    items = heads * blocks
+    # A counter of tickets of this launch alone: two streams may be at it at once.
+    tables = block_table, cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, seq_lens
+    strides = block_table.stride(0), *known.strides
     form(
-        (heads // sections, tokens // (parts * rows) + batch, sections),
-        (out, block_table, cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, seq_lens),
-        (exponent_scale(scale), batch, block_table.stride(0), *known.strides, heads, group, leave),
+        (min(items, processors_of(q.device)), 1, 1),
+        (out, *tables, q.new_zeros(1, dtype=torch.int32)),
+        (exponent_scale(scale), batch, *strides, heads, group, leave, heads // sections, blocks, items),
         (of_queries(q, rows), *known.boxes),
     )
 

@@ -1,174 +1,190 @@
 """Prefill attention for Hopper in Gluon: the arithmetic of `prefill_kernel` in triton.py, bit for bit.
 
-One producer warp moves keys and values by TMA to consumer warpgroups of 64 query rows each: two at head 128, three at
-head 64. Each overlaps the score product of the next tile with the value product of the last one; the two start their
+One program per multiprocessor takes items, a block of queries of one head each, by tickets. Its producer warp moves
+queries, keys and values by TMA to consumer warpgroups of 64 query rows each: two at head 128, three at head 64. While
+these end an item, the next one's queries and first keys are on their way.
+Each warpgroup overlaps the score product of the next tile with the value product of the last one; two start their
 products in turn. The folded total of earlier segments waits in shared memory.
-R query rows of a warpgroup, N keys of a tile, D head size.
+D head size; an item, and base: see gluon_rows.py.
 """
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from samebits.kernels.ops.attention.gluon_parts import (
     PANEL,
     ROWS,
     TILE,
     find_sequence,
-    finish,
-    fold,
     give_turn,
     load_tile,
-    out_layout,
     parts,
-    rounded,
-    score_layout,
-    scores,
-    seen,
-    softmax_tile,
     stages,
     store_rows,
     total_layout,
+    turns,
     wait_turn,
 )
+from samebits.kernels.ops.attention.gluon_rows import begin, end
+
+FIELDS = gl.constexpr(8)
+"""Integers of an item in shared memory, of which six are used."""
+FIRST_TOKEN, FIRST_ROW, Q_LEN, KV_LEN, COUNT, HEAD = (gl.constexpr(i) for i in range(6))
+"""Which is which. COUNT: its tiles, 0 where there is no item any more."""
 
 
 @gluon.jit
-def weights(state, total_smem, j, c, dtype: gl.constexpr, SEGMENT_TILES: gl.constexpr):
-    """Softmax of tile j, whose scores are there; at a segment's start the fold of the one before."""
-    acc_RD, s_RN, top_R, m_R, l_R, totals = state
-    OUT: gl.constexpr = acc_RD.type.layout
-    total_m_R, total_l_R = totals
-    fresh = j % SEGMENT_TILES == 0
-    from_m_R = gl.where(fresh, float("-inf"), m_R)
-    from_l_R = gl.where(fresh, 0.0, l_R)
-    wide_RN, new_m_R, new_l_R, alpha_R = softmax_tile(s_RN, top_R, c, from_m_R, from_l_R)
-    p_RN = rounded(wide_RN, dtype, gl.DotOperandLayout(0, OUT, 2))
-    if fresh & (j > 0):
-        total_m_R, total_l_R, total_RD = fold(m_R, l_R, acc_RD, total_m_R, total_l_R, total_smem, OUT)
-        total_smem.store(total_RD)
-    else:
-        acc_RD = acc_RD * gl.expand_dims(gl.convert_layout(alpha_R, gl.SliceLayout(1, OUT)), 1)
-    return acc_RD, p_RN, new_m_R, new_l_R, (total_m_R, total_l_R)
+def put(item_smem, field: gl.constexpr, value):
+    """By the producer, before the queries' barrier."""
+    item_smem.index(field).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + value)
 
 
 @gluon.jit
-def step(
-    state, smem, bars, total_smem, position_R, j, c, SEGMENT_TILES: gl.constexpr, PART: gl.constexpr, MASK: gl.constexpr
+def got(item_smem, field: gl.constexpr):
+    """By a consumer, behind it."""
+    return gl.max(item_smem.index(field).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def consumer(
+    smem, total_smem, item_smem, q_bars, bars, out, c, D: gl.constexpr, SEGMENT_TILES: gl.constexpr, PART: gl.constexpr
 ):
-    """Weights of tile j; then the scores of tile j + 1 while the values of tile j are added. A segment's first product
-    begins the accumulator."""
-    queries, k_smem, v_smem = smem
+    """One warpgroup: its rows of item after item."""
+    _, _, v_smem = smem
+    q_full, q_free = q_bars
     k_full, v_full, free = bars
-    STAGES: gl.constexpr = k_smem.shape[0]
-    TURNS: gl.constexpr = state[0].shape[1] == 128
-    slot, after = j % STAGES, (j + 1) % STAGES
-    acc_RD, p_RN, m_R, l_R, totals = weights(state, total_smem, j, c, v_smem.dtype, SEGMENT_TILES)
-    mbarrier.wait(k_full.index(after), ((j + 1) // STAGES) & 1)
-    if TURNS:
-        wait_turn(PART)
-    s_token = scores(queries, k_smem.index(after))
-    mbarrier.wait(v_full.index(slot), (j // STAGES) & 1)
-    begun = j % SEGMENT_TILES != 0
-    acc_token = warpgroup_mma(p_RN, v_smem.index(slot), acc_RD, use_acc=begun, is_async=True)
-    if TURNS:
+    out_ptr, H = out
+    STAGES: gl.constexpr = stages(D)
+    PARTS: gl.constexpr = parts(D)
+    if turns(D) and PART == 1:
         give_turn(PART)
-    s_RN = warpgroup_mma_wait(1, deps=[s_token])
-    if MASK:
-        s_RN = seen(s_RN, position_R, j + 1)
-    top_R = gl.max(s_RN, 1)
-    acc_RD = warpgroup_mma_wait(0, deps=[acc_token])
-    mbarrier.arrive(free.index(after), count=1)
-    return acc_RD, s_RN, top_R, m_R, l_R, totals
-
-
-@gluon.jit
-def consumer(smem, total_smem, q_full, bars, item, c, D: gl.constexpr, SEGMENT_TILES: gl.constexpr, PART: gl.constexpr):
-    """One warpgroup. Of two it holds its queries in registers, of three it leaves them in shared memory."""
-    S: gl.constexpr = score_layout()
-    OUT: gl.constexpr = out_layout(D)
-    q_all, k_smem, v_smem = smem
-    k_full, v_full, free = bars
-    out_ptr, start, local, q_len, kv_len, tiles, h, H = item
-    STAGES: gl.constexpr = k_smem.shape[0]
-    PARTS: gl.constexpr = q_all.shape[0]
-    first = local + PART * ROWS
-    if PARTS == 3:
-        # The first warpgroup may be through one tile earlier; the producer does not wait for its last ones.
-        tiles = gl.minimum(tiles, gl.cdiv(kv_len - q_len + first + ROWS, TILE))
-    position_R = kv_len - q_len + first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, S))
-    full = (kv_len - q_len + first + 1) // TILE
-    total_smem.store(gl.zeros([ROWS, D], gl.float32, OUT))
-    m_R = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S))
-    l_R = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, S))
+    base, done = 0, 0
     mbarrier.wait(q_full, 0)
-    mbarrier.wait(k_full.index(0), 0)
-    queries = q_all.index(PART).load(gl.DotOperandLayout(0, S, 2)) if PARTS == 2 else q_all.index(PART)
-    smem = (queries, k_smem, v_smem)
-    s_RN = warpgroup_mma_wait(0, deps=[scores(queries, k_smem.index(0))])
-    mbarrier.arrive(free.index(0), count=1)
-    if full < 1:
-        s_RN = seen(s_RN, position_R, 0)
-    state = (gl.zeros([ROWS, D], gl.float32, OUT), s_RN, gl.max(s_RN, 1), m_R, l_R, (m_R, l_R))
-    bound = gl.maximum(gl.minimum(full, tiles) - 1, 0)
-    if PARTS == 2 and PART == 1:
-        give_turn(PART)
-    for j in range(bound):
-        state = step(state, smem, bars, total_smem, position_R, j, c, SEGMENT_TILES, PART, False)
-    for j in range(bound, tiles - 1):
-        state = step(state, smem, bars, total_smem, position_R, j, c, SEGMENT_TILES, PART, True)
-    if PARTS == 2 and PART == 0:
+    tiles = got(item_smem, COUNT)
+    while tiles > 0:
+        start, local, q_len = got(item_smem, FIRST_TOKEN), got(item_smem, FIRST_ROW), got(item_smem, Q_LEN)
+        kv_len, h = got(item_smem, KV_LEN), got(item_smem, HEAD)
+        own = tiles
+        if PARTS == 3:
+            # The first warpgroup may be through one tile earlier.
+            own = gl.minimum(tiles, gl.cdiv(kv_len - q_len + local + (PART + 1) * ROWS, TILE))
+        item = (start, local, q_len, kv_len, own, h)
+        state = begin(smem, total_smem, bars, item, base, c, D, SEGMENT_TILES, PART)
+        mbarrier.arrive(q_free, count=1)
+        out_RD = end(state, total_smem, bars, v_smem, item, base, c, SEGMENT_TILES)
+        store_rows(out_RD, total_smem, out_ptr, start, local + PART * ROWS, q_len, h, H)
+        if PARTS == 3 and own < tiles:
+            # It needs no key of the last tile, and must not miss a phase of the barriers all the same.
+            last = base + tiles - 1
+            mbarrier.wait(k_full.index(last % STAGES), (last // STAGES) & 1)
+            mbarrier.wait(v_full.index(last % STAGES), (last // STAGES) & 1)
+            mbarrier.arrive(free.index(last % STAGES), count=1)
+        base += tiles
+        done += 1
+        mbarrier.wait(q_full, done & 1)
+        tiles = got(item_smem, COUNT)
+    if turns(D) and PART == 0:
         wait_turn(PART)
-    last = tiles - 1
-    acc_RD, p_RN, m_R, l_R, totals = weights(state, total_smem, last, c, v_smem.dtype, SEGMENT_TILES)
-    v_last = (v_full.index(last % STAGES), (last // STAGES) & 1)
-    valid, begun = kv_len - last * TILE, last % SEGMENT_TILES != 0
-    out_RD = finish(p_RN, m_R, l_R, acc_RD, totals, total_smem, v_smem.index(last % STAGES), v_last, valid, begun)
-    store_rows(out_RD, q_all.index(PART), out_ptr, start, first, q_len, h, H)
 
 
 @gluon.jit
-def producer(
-    q_desc, k_from, v_from, smem, q_full, bars, table_ptr, kv_start, item, D: gl.constexpr, PAGE: gl.constexpr
-):
-    """The queries, then keys and values tile by tile into freed slots. k_from, v_from: see `load_tile`."""
+def locate(ticket, cu_ptr, len_ptr, B, heads, blocks, GROUP, LEAVE, D: gl.constexpr):
+    """The item of a ticket: (sequence, head, first token, first row, query length, key length, tiles).
+
+    Heads of a section come side by side, its longest block first, section after section. Tiles 0: nothing to do.
+    """
+    BLOCK: gl.constexpr = parts(D) * ROWS
+    row = ticket // heads
+    section = row // blocks
+    h = section * heads + ticket - row * heads
+    tile_q = blocks - 1 - (row - section * blocks)
+    b = find_sequence(cu_ptr, tile_q, B, BLOCK)
+    start = gl.load(cu_ptr + b)
+    q_len = gl.load(cu_ptr + b + 1) - start
+    kv_len = gl.load(len_ptr + b)
+    local = (tile_q - (start // BLOCK + b)) * BLOCK
+    tiles = gl.cdiv(gl.minimum(kv_len, kv_len - q_len + local + BLOCK), TILE)
+    return b, h, start, local, q_len, kv_len, gl.where((local < q_len) & (q_len * GROUP > LEAVE), tiles, 0)
+
+
+@gluon.jit
+def producer(descs, smem, item_smem, q_bars, bars, pointers, sizes, ratios, work, D: gl.constexpr, PAGE: gl.constexpr):
+    """One warp: takes items, and loads their queries, keys and values into slots as they are freed."""
     q_all, k_smem, v_smem = smem
+    q_full, q_free = q_bars
     k_full, v_full, free = bars
-    _, start, local, _, kv_len, tiles, h, _ = item
-    STAGES: gl.constexpr = k_smem.shape[0]
-    BOX: gl.constexpr = k_from[0].block_shape[0]
+    q_desc, k_desc, v_desc = descs
+    table_ptr, cu_ptr, kv_cu_ptr, len_ptr, ticket_ptr = pointers
+    B, table_stride, GROUP, LEAVE = sizes
+    k_ratio, v_ratio, k_head, v_head = ratios
+    heads, blocks, items = work
+    STAGES: gl.constexpr = stages(D)
+    PARTS: gl.constexpr = parts(D)
+    BOX: gl.constexpr = k_desc.block_shape[0]
     BOXES: gl.constexpr = (TILE // BOX) * (D // PANEL)
-    PARTS: gl.constexpr = q_all.shape[0]
-    mbarrier.expect(q_full, PARTS * ROWS * D * 2)
-    for part in gl.static_range(PARTS):
-        tma.async_copy_global_to_shared(q_desc, [start + local + part * ROWS, h * D], q_full, q_all.index(part))
-    k_boxes = k_smem._reinterpret(k_smem.dtype, [STAGES * BOXES, BOX, PANEL], k_from[0].layout)
-    v_boxes = v_smem._reinterpret(v_smem.dtype, [STAGES * BOXES, BOX, PANEL], v_from[0].layout)
-    for j in range(gl.minimum(tiles, STAGES)):
-        load_tile(k_from, k_boxes, j * BOXES, k_full.index(j), table_ptr, j, kv_start, kv_len, D, PAGE)
-        load_tile(v_from, v_boxes, j * BOXES, v_full.index(j), table_ptr, j, kv_start, kv_len, D, PAGE)
-    # The consumers free keys of tile j and values of tile j - 1 at once.
-    for j in range(gl.maximum(tiles - STAGES + 1, 0)):
-        slot, other = j % STAGES, (j - 1 + STAGES) % STAGES
-        k_bar, v_bar = k_full.index(slot), v_full.index(other)
-        mbarrier.wait(free.index(slot), (j // STAGES) & 1)
-        n = j + STAGES
-        if n < tiles:
-            load_tile(k_from, k_boxes, slot * BOXES, k_bar, table_ptr, n, kv_start, kv_len, D, PAGE)
-        n = j + STAGES - 1
-        if (j > 0) & (n < tiles):
-            load_tile(v_from, v_boxes, other * BOXES, v_bar, table_ptr, n, kv_start, kv_len, D, PAGE)
+    k_boxes = k_smem._reinterpret(k_smem.dtype, [STAGES * BOXES, BOX, PANEL], k_desc.layout)
+    v_boxes = v_smem._reinterpret(v_smem.dtype, [STAGES * BOXES, BOX, PANEL], v_desc.layout)
+    base, done = 0, 0
+    ticket = gl.program_id(0)
+    while ticket < items:
+        b, h, start, local, q_len, kv_len, tiles = locate(ticket, cu_ptr, len_ptr, B, heads, blocks, GROUP, LEAVE, D)
+        if tiles > 0:
+            table = table_ptr + b.to(gl.int64) * table_stride
+            kv_start = gl.load(kv_cu_ptr + b)
+            g = h // GROUP
+            k_from, v_from = (k_desc, g * k_head, k_ratio), (v_desc, g * v_head, v_ratio)
+            slot = base % STAGES
+            mbarrier.wait(free.index(slot), ((base // STAGES) & 1) ^ 1)
+            load_tile(k_from, k_boxes, slot * BOXES, k_full.index(slot), table, 0, kv_start, kv_len, D, PAGE)
+            mbarrier.wait(q_free, (done & 1) ^ 1)
+            put(item_smem, FIRST_TOKEN, start)
+            put(item_smem, FIRST_ROW, local)
+            put(item_smem, Q_LEN, q_len)
+            put(item_smem, KV_LEN, kv_len)
+            put(item_smem, COUNT, tiles)
+            put(item_smem, HEAD, h)
+            gl.thread_barrier()
+            mbarrier.expect(q_full, PARTS * ROWS * D * 2)
+            for part in gl.static_range(PARTS):
+                tma.async_copy_global_to_shared(q_desc, [start + local + part * ROWS, h * D], q_full, q_all.index(part))
+            for j in range(tiles):
+                i = base + j
+                slot, after = i % STAGES, (i + 1) % STAGES
+                # Keys of tile j + 1 and values of tile j are freed at once.
+                mbarrier.wait(free.index(after), (((i + 1) // STAGES) & 1) ^ 1)
+                if j + 1 < tiles:
+                    k_bar = k_full.index(after)
+                    load_tile(k_from, k_boxes, after * BOXES, k_bar, table, j + 1, kv_start, kv_len, D, PAGE)
+                load_tile(v_from, v_boxes, slot * BOXES, v_full.index(slot), table, j, kv_start, kv_len, D, PAGE)
+            base += tiles
+            done += 1
+        # The answer may take its time: the consumers have the tiles of all stages to go.
+        ticket = gl.num_programs(0) + gl.atomic_add(ticket_ptr, 1, sem="relaxed")
+    mbarrier.wait(q_free, (done & 1) ^ 1)
+    put(item_smem, COUNT, 0)
+    gl.thread_barrier()
+    mbarrier.arrive(q_full, count=1)
 
 
-@gluon.jit(do_not_specialize=["B", "table_stride", "k_ratio", "v_ratio", "k_head", "v_head", "H", "GROUP", "LEAVE"])
+@gluon.jit(
+    do_not_specialize=[
+        "B",
+        "table_stride",
+        "k_ratio",
+        "v_ratio",
+        "k_head",
+        "v_head",
+        "H",
+        "GROUP",
+        "LEAVE",
+        "heads",
+        "blocks",
+        "items",
+    ]
+)
 def prefill_hopper_kernel(
     q_desc,
     k_desc,
@@ -178,6 +194,7 @@ def prefill_hopper_kernel(
     cu_ptr,
     kv_cu_ptr,
     len_ptr,
+    ticket_ptr,
     c,
     B,
     table_stride,
@@ -188,70 +205,64 @@ def prefill_hopper_kernel(
     H,
     GROUP,
     LEAVE,
+    heads,
+    blocks,
+    items,
     D: gl.constexpr,
     PAGE: gl.constexpr,
     SEGMENT_TILES: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    """Program (head of a section, block of query tokens, section of heads), the longest block first.
+    """Any number of programs takes `items` items: (head of a section, block of query tokens, section of heads).
 
-    LEAVE: rows up to which decode has the sequence.
+    heads: of a section. blocks: of queries, as `locate` numbers them. ticket_ptr: one int32, 0 at the start, of this
+    launch alone. LEAVE: rows up to which decode has the sequence.
     """
     PARTS: gl.constexpr = parts(D)
-    BLOCK: gl.constexpr = PARTS * ROWS
-    h = gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
-    tile_q = gl.num_programs(1) - 1 - gl.program_id(1)
-    b = find_sequence(cu_ptr, tile_q, B, BLOCK)
-    start = gl.load(cu_ptr + b)
-    q_len = gl.load(cu_ptr + b + 1) - start
-    kv_len = gl.load(len_ptr + b)
-    local = (tile_q - (start // BLOCK + b)) * BLOCK
-    if (local < q_len) & (q_len * GROUP > LEAVE):
-        tiles = gl.cdiv(gl.minimum(kv_len, kv_len - q_len + local + BLOCK), TILE)
-        dtype: gl.constexpr = q_desc.dtype
-        STAGES: gl.constexpr = stages(D)
-        wide: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-        q_all = gl.allocate_shared_memory(dtype, [PARTS, ROWS, D], q_desc.layout)
-        k_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, D], wide)
-        v_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, D], wide)
-        smem = (q_all, k_smem, v_smem)
-        total_0 = gl.allocate_shared_memory(gl.float32, [ROWS, D], total_layout(D))
-        total_1 = gl.allocate_shared_memory(gl.float32, [ROWS, D], total_layout(D))
-        q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-        k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        mbarrier.init(q_full, count=1)
-        for i in gl.static_range(STAGES):
-            mbarrier.init(k_full.index(i), count=1)
-            mbarrier.init(v_full.index(i), count=1)
-            mbarrier.init(free.index(i), count=PARTS)
-        fence_async_shared()
-        bars = (k_full, v_full, free)
-        item = (out_ptr, start, local, q_len, kv_len, tiles, h, H)
-        table = table_ptr + b.to(gl.int64) * table_stride
-        g = h // GROUP
-        k_from, v_from = (k_desc, g * k_head, k_ratio), (v_desc, g * v_head, v_ratio)
-        kv_start = gl.load(kv_cu_ptr + b)
-        if PARTS == 2:
-            gl.warp_specialize(
-                [
-                    (consumer, (smem, total_0, q_full, bars, item, c, D, SEGMENT_TILES, 0)),
-                    (consumer, (smem, total_1, q_full, bars, item, c, D, SEGMENT_TILES, 1)),
-                    (producer, (q_desc, k_from, v_from, smem, q_full, bars, table, kv_start, item, D, PAGE)),
-                ],
-                [4, 1],
-                [240, 24],
-            )
-        else:
-            total_2 = gl.allocate_shared_memory(gl.float32, [ROWS, D], total_layout(D))
-            gl.warp_specialize(
-                [
-                    (consumer, (smem, total_0, q_full, bars, item, c, D, SEGMENT_TILES, 0)),
-                    (consumer, (smem, total_1, q_full, bars, item, c, D, SEGMENT_TILES, 1)),
-                    (consumer, (smem, total_2, q_full, bars, item, c, D, SEGMENT_TILES, 2)),
-                    (producer, (q_desc, k_from, v_from, smem, q_full, bars, table, kv_start, item, D, PAGE)),
-                ],
-                [4, 4, 1],
-                [160, 160, 24],
-            )
+    STAGES: gl.constexpr = stages(D)
+    dtype: gl.constexpr = q_desc.dtype
+    wide: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    q_all = gl.allocate_shared_memory(dtype, [PARTS, ROWS, D], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, D], wide)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, D], wide)
+    smem = (q_all, k_smem, v_smem)
+    total_0 = gl.allocate_shared_memory(gl.float32, [ROWS, D], total_layout(D))
+    total_1 = gl.allocate_shared_memory(gl.float32, [ROWS, D], total_layout(D))
+    item_smem = gl.allocate_shared_memory(gl.int32, [FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_full, count=1)
+    mbarrier.init(q_free, count=PARTS)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(free.index(i), count=PARTS)
+    fence_async_shared()
+    bars, q_bars, out = (k_full, v_full, free), (q_full, q_free), (out_ptr, H)
+    descs, pointers = (q_desc, k_desc, v_desc), (table_ptr, cu_ptr, kv_cu_ptr, len_ptr, ticket_ptr)
+    sizes, ratios, work = (B, table_stride, GROUP, LEAVE), (k_ratio, v_ratio, k_head, v_head), (heads, blocks, items)
+    if PARTS == 2:
+        gl.warp_specialize(
+            [
+                (consumer, (smem, total_0, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 0)),
+                (consumer, (smem, total_1, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 1)),
+                (producer, (descs, smem, item_smem, q_bars, bars, pointers, sizes, ratios, work, D, PAGE)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        total_2 = gl.allocate_shared_memory(gl.float32, [ROWS, D], total_layout(D))
+        gl.warp_specialize(
+            [
+                (consumer, (smem, total_0, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 0)),
+                (consumer, (smem, total_1, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 1)),
+                (consumer, (smem, total_2, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 2)),
+                (producer, (descs, smem, item_smem, q_bars, bars, pointers, sizes, ratios, work, D, PAGE)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )

@@ -34,6 +34,12 @@ def parts(D):
 
 
 @gluon.constexpr_function
+def turns(D):
+    """Whether the warpgroups start their products in turn: where there are two."""
+    return parts(D) == 2
+
+
+@gluon.constexpr_function
 def score_layout():
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
 
@@ -94,9 +100,10 @@ def rounded(p_RN, dtype: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def seen(s_RN, position_R, j):
-    """Scores of tile j, those of keys behind the query -inf."""
-    n_N = j * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, s_RN.type.layout))
-    return gl.where(gl.expand_dims(n_N, 0) <= gl.expand_dims(position_R, 1), s_RN, float("-inf"))
+    """Scores of tile j, those of keys behind the query -inf. A column's number is a constant: one comparison each."""
+    n_N = gl.arange(0, TILE, layout=gl.SliceLayout(0, s_RN.type.layout))
+    last_R = position_R - j * TILE
+    return gl.where(gl.expand_dims(n_N, 0) <= gl.expand_dims(last_R, 1), s_RN, float("-inf"))
 
 
 @gluon.jit
@@ -172,12 +179,15 @@ def finish(p_RN, m_R, l_R, acc_RD, totals, total_smem, v_smem, full, valid, begu
 
 
 @gluon.jit
-def store_rows(out_RD, smem, out_ptr, start, first, q_len, h, H):
-    """Rows first, first + 1, ... of the sequence into the output [T, H, D], by way of shared memory [ROWS, D] in its
-    dtype: 16 bytes a thread, whole rows side by side. From the layout of the product they would be 4 bytes a thread."""
+def store_rows(out_RD, total_smem, out_ptr, start, first, q_len, h, H):
+    """Rows first, first + 1, ... of the sequence into the output [T, H, D], by way of the total's shared memory: 16
+    bytes a thread, whole rows side by side. From the layout of the product they would be 4 bytes a thread. The queries'
+    would do as well, were the next item's not on their way into it."""
     D: gl.constexpr = out_RD.shape[1]
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
     W: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    smem.store(out_RD.to(smem.dtype))
+    smem = total_smem._reinterpret(dtype, [2, ROWS, D], gl.NVMMASharedLayout(128, 16, 2)).index(0)
+    smem.store(out_RD.to(dtype))
     row_R = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, W))
     d_D = gl.arange(0, D, layout=gl.SliceLayout(0, W))
     at_R = ((start + row_R).to(gl.int64) * H + h) * D
