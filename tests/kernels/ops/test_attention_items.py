@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +54,7 @@ LAUNCHES = Launches()
 
 
 @pytest.fixture(autouse=True)
-def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     words = SimpleNamespace(
         load=lambda pointer: pointer.values[pointer.at],
         cdiv=lambda a, b: -(-a // b),
@@ -69,6 +70,9 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "l2_bytes_of", lambda _: 1 << 30)
     monkeypatch.setattr(dispatch, "fits_hopper", lambda *_: True)
     LAUNCHES.seen.clear()
+    dispatch.prefill_hopper_of.cache_clear()
+    yield
+    dispatch.prefill_hopper_of.cache_clear()
 
 
 def paged(lengths: list[int], prefix: int, size: int) -> Launch:
