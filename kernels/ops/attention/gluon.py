@@ -1,8 +1,8 @@
 """Prefill attention for Hopper in Gluon: the arithmetic of `prefill_kernel` in triton.py, bit for bit.
 
-One program per multiprocessor takes items, a block of queries of one head each, by tickets. Its producer warp moves
-queries, keys and values by TMA to consumer warpgroups of 64 query rows each: two at head 128, three at head 64. While
-these end an item, the next one's queries and first keys are on their way.
+One program per multiprocessor takes items, a block of queries of one head each, by tickets. Two producer warps, one for
+queries and keys and one for values, move them by TMA to consumer warpgroups of 64 query rows each: two at head 128,
+three at head 64. While these end an item, the next one's queries and first keys are on their way.
 Each warpgroup overlaps the score product of the next tile with the value product of the last one; two start their
 products in turn. The folded total of earlier segments waits in shared memory.
 D head size; an item, and base: see gluon_rows.py.
@@ -31,21 +31,21 @@ from samebits.kernels.ops.attention.gluon_parts import (
 from samebits.kernels.ops.attention.gluon_rows import begin, end
 
 FIELDS = gl.constexpr(8)
-"""Integers of an item in shared memory, of which six are used."""
-FIRST_TOKEN, FIRST_ROW, Q_LEN, KV_LEN, COUNT, HEAD = (gl.constexpr(i) for i in range(6))
+"""Integers of an item in shared memory, of which seven are used."""
+FIRST_TOKEN, FIRST_ROW, Q_LEN, KV_LEN, COUNT, HEAD, SEQUENCE = (gl.constexpr(i) for i in range(7))
 """Which is which. COUNT: its tiles, 0 where there is no item any more."""
 
 
 @gluon.jit
 def put(item_smem, field: gl.constexpr, value):
-    """By the producer, before the queries' barrier."""
+    """By the keys' producer, before the queries' barrier."""
     item_smem.index(field).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + value)
 
 
 @gluon.jit
-def got(item_smem, field: gl.constexpr):
-    """By a consumer, behind it."""
-    return gl.max(item_smem.index(field).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+def got(item_smem, field: gl.constexpr, WARPS: gl.constexpr = 4):
+    """By one of the others, of so many warps, behind it."""
+    return gl.max(item_smem.index(field).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
 
 
 @gluon.jit
@@ -111,22 +111,30 @@ def locate(ticket, cu_ptr, len_ptr, B, heads, blocks, GROUP, LEAVE, D: gl.conste
 
 
 @gluon.jit
-def producer(descs, smem, item_smem, q_bars, bars, pointers, sizes, ratios, work, D: gl.constexpr, PAGE: gl.constexpr):
-    """One warp: takes items, and loads their queries, keys and values into slots as they are freed."""
-    q_all, k_smem, v_smem = smem
+def boxes_of(slots, desc, D: gl.constexpr):
+    """Slots of tiles as boxes, panel by panel."""
+    BOX: gl.constexpr = desc.block_shape[0]
+    COUNT: gl.constexpr = slots.shape[0] * (TILE // BOX) * (D // PANEL)
+    return slots._reinterpret(slots.dtype, [COUNT, BOX, PANEL], desc.layout)
+
+
+@gluon.jit
+def keys_producer(descs, shared, where, D: gl.constexpr, PAGE: gl.constexpr):
+    """One warp: takes items, tells the others, and loads queries and keys into slots as they are freed."""
+    smem, item_smem, q_bars, bars = shared
+    q_all, k_smem, _ = smem
     q_full, q_free = q_bars
-    k_full, v_full, free = bars
-    q_desc, k_desc, v_desc = descs
+    k_full, _, free = bars
+    q_desc, k_desc = descs
+    pointers, sizes, ratios, work = where
+    k_ratio, k_head = ratios
     table_ptr, cu_ptr, kv_cu_ptr, len_ptr, ticket_ptr = pointers
     B, table_stride, GROUP, LEAVE = sizes
-    k_ratio, v_ratio, k_head, v_head = ratios
     heads, blocks, items = work
     STAGES: gl.constexpr = stages(D)
     PARTS: gl.constexpr = parts(D)
-    BOX: gl.constexpr = k_desc.block_shape[0]
-    BOXES: gl.constexpr = (TILE // BOX) * (D // PANEL)
-    k_boxes = k_smem._reinterpret(k_smem.dtype, [STAGES * BOXES, BOX, PANEL], k_desc.layout)
-    v_boxes = v_smem._reinterpret(v_smem.dtype, [STAGES * BOXES, BOX, PANEL], v_desc.layout)
+    BOXES: gl.constexpr = (TILE // k_desc.block_shape[0]) * (D // PANEL)
+    k_boxes = boxes_of(k_smem, k_desc, D)
     base, done = 0, 0
     ticket = gl.program_id(0)
     while ticket < items:
@@ -134,8 +142,7 @@ def producer(descs, smem, item_smem, q_bars, bars, pointers, sizes, ratios, work
         if tiles > 0:
             table = table_ptr + b.to(gl.int64) * table_stride
             kv_start = gl.load(kv_cu_ptr + b)
-            g = h // GROUP
-            k_from, v_from = (k_desc, g * k_head, k_ratio), (v_desc, g * v_head, v_ratio)
+            k_from = k_desc, h // GROUP * k_head, k_ratio
             slot = base % STAGES
             mbarrier.wait(free.index(slot), ((base // STAGES) & 1) ^ 1)
             load_tile(k_from, k_boxes, slot * BOXES, k_full.index(slot), table, 0, kv_start, kv_len, D, PAGE)
@@ -146,19 +153,16 @@ def producer(descs, smem, item_smem, q_bars, bars, pointers, sizes, ratios, work
             put(item_smem, KV_LEN, kv_len)
             put(item_smem, COUNT, tiles)
             put(item_smem, HEAD, h)
+            put(item_smem, SEQUENCE, b)
             gl.thread_barrier()
             mbarrier.expect(q_full, PARTS * ROWS * D * 2)
             for part in gl.static_range(PARTS):
                 tma.async_copy_global_to_shared(q_desc, [start + local + part * ROWS, h * D], q_full, q_all.index(part))
-            for j in range(tiles):
+            for j in range(1, tiles):
                 i = base + j
-                slot, after = i % STAGES, (i + 1) % STAGES
-                # Keys of tile j + 1 and values of tile j are freed at once.
-                mbarrier.wait(free.index(after), (((i + 1) // STAGES) & 1) ^ 1)
-                if j + 1 < tiles:
-                    k_bar = k_full.index(after)
-                    load_tile(k_from, k_boxes, after * BOXES, k_bar, table, j + 1, kv_start, kv_len, D, PAGE)
-                load_tile(v_from, v_boxes, slot * BOXES, v_full.index(slot), table, j, kv_start, kv_len, D, PAGE)
+                slot = i % STAGES
+                mbarrier.wait(free.index(slot), ((i // STAGES) & 1) ^ 1)
+                load_tile(k_from, k_boxes, slot * BOXES, k_full.index(slot), table, j, kv_start, kv_len, D, PAGE)
             base += tiles
             done += 1
         # The answer may take its time: the consumers have the tiles of all stages to go.
@@ -167,6 +171,42 @@ def producer(descs, smem, item_smem, q_bars, bars, pointers, sizes, ratios, work
     put(item_smem, COUNT, 0)
     gl.thread_barrier()
     mbarrier.arrive(q_full, count=1)
+
+
+@gluon.jit
+def values_producer(v_desc, shared, where, D: gl.constexpr, PAGE: gl.constexpr):
+    """Another warp: loads the values of the items that the first one takes, and reads these as a consumer does.
+
+    Of small pages a tile has many boxes, which one warp sends for one after the other: two are done sooner."""
+    smem, item_smem, q_bars, bars = shared
+    _, _, v_smem = smem
+    q_full, q_free = q_bars
+    _, v_full, free = bars
+    pointers, sizes = where
+    table_ptr, kv_cu_ptr = pointers
+    table_stride, GROUP, v_ratio, v_head = sizes
+    STAGES: gl.constexpr = stages(D)
+    BOXES: gl.constexpr = (TILE // v_desc.block_shape[0]) * (D // PANEL)
+    v_boxes = boxes_of(v_smem, v_desc, D)
+    base, done = 0, 0
+    mbarrier.wait(q_full, 0)
+    tiles = got(item_smem, COUNT, 1)
+    while tiles > 0:
+        b, kv_len, h = got(item_smem, SEQUENCE, 1), got(item_smem, KV_LEN, 1), got(item_smem, HEAD, 1)
+        mbarrier.arrive(q_free, count=1)
+        table = table_ptr + b.to(gl.int64) * table_stride
+        kv_start = gl.load(kv_cu_ptr + b)
+        v_from = v_desc, h // GROUP * v_head, v_ratio
+        for j in range(tiles):
+            i = base + j
+            slot = i % STAGES
+            # Values are freed with the keys of the tile behind them.
+            mbarrier.wait(free.index((i + 1) % STAGES), (((i + 1) // STAGES) & 1) ^ 1)
+            load_tile(v_from, v_boxes, slot * BOXES, v_full.index(slot), table, j, kv_start, kv_len, D, PAGE)
+        base += tiles
+        done += 1
+        mbarrier.wait(q_full, done & 1)
+        tiles = got(item_smem, COUNT, 1)
 
 
 @gluon.jit(
@@ -235,24 +275,26 @@ def prefill_hopper_kernel(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
-    mbarrier.init(q_free, count=PARTS)
+    mbarrier.init(q_free, count=PARTS + 1)  # the values' producer, too
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(free.index(i), count=PARTS)
     fence_async_shared()
     bars, q_bars, out = (k_full, v_full, free), (q_full, q_free), (out_ptr, H)
-    descs, pointers = (q_desc, k_desc, v_desc), (table_ptr, cu_ptr, kv_cu_ptr, len_ptr, ticket_ptr)
-    sizes, ratios, work = (B, table_stride, GROUP, LEAVE), (k_ratio, v_ratio, k_head, v_head), (heads, blocks, items)
+    shared, ratios, work = (smem, item_smem, q_bars, bars), (k_ratio, k_head), (heads, blocks, items)
+    k_from = (table_ptr, cu_ptr, kv_cu_ptr, len_ptr, ticket_ptr), (B, table_stride, GROUP, LEAVE), ratios, work
+    v_from = (table_ptr, kv_cu_ptr), (table_stride, GROUP, v_ratio, v_head)
     if PARTS == 2:
         gl.warp_specialize(
             [
                 (consumer, (smem, total_0, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 0)),
                 (consumer, (smem, total_1, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 1)),
-                (producer, (descs, smem, item_smem, q_bars, bars, pointers, sizes, ratios, work, D, PAGE)),
+                (keys_producer, ((q_desc, k_desc), shared, k_from, D, PAGE)),
+                (values_producer, (v_desc, shared, v_from, D, PAGE)),
             ],
-            [4, 1],
-            [240, 24],
+            [4, 1, 1],
+            [240, 24, 24],
         )
     else:
         total_2 = gl.allocate_shared_memory(gl.float32, [ROWS, D], total_layout(D))
@@ -261,8 +303,9 @@ def prefill_hopper_kernel(
                 (consumer, (smem, total_0, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 0)),
                 (consumer, (smem, total_1, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 1)),
                 (consumer, (smem, total_2, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 2)),
-                (producer, (descs, smem, item_smem, q_bars, bars, pointers, sizes, ratios, work, D, PAGE)),
+                (keys_producer, ((q_desc, k_desc), shared, k_from, D, PAGE)),
+                (values_producer, (v_desc, shared, v_from, D, PAGE)),
             ],
-            [4, 4, 1],
-            [160, 160, 24],
+            [4, 4, 1, 1],
+            [160, 160, 24, 24],
         )

@@ -26,9 +26,16 @@ def require(holds: bool, what: str) -> None:
         raise Fault(what)
 
 
+class Whole(int):
+    """An integer of the kernel."""
+
+    def to(self, _: Any) -> int:
+        return int(self)
+
+
 @dataclass(slots=True)
 class Thread:
-    """A warpgroup: it runs until it pauses, and goes on when it is chosen and `ready`."""
+    """A warpgroup or a producer's warp: it runs until it pauses, and goes on when it is chosen and `ready`."""
 
     name: str
     program: int
@@ -353,7 +360,7 @@ class Language:
         return max(a, b) if isinstance(a, int) else made("maximum", a, b)
 
     def max(self, value: Any, _: int) -> Any:
-        return value if isinstance(value, int) else made("row maximum", value)
+        return Whole(value) if isinstance(value, int) else made("row maximum", value)
 
     def arange(self, first: int, _: int, layout: Any = None) -> int:
         return first  # the position of the first row stands for all of them
@@ -380,7 +387,8 @@ class Language:
     def warp_specialize(self, parts: list[Any], warps: list[int], registers: list[int]) -> None:
         assert len(parts) - 1 == len(warps) == len(registers)
         for number, (function, arguments) in enumerate(parts):
-            W.spawn("producer" if number == len(registers) else f"consumer{number}", function, arguments)
+            alone = number > 0 and warps[number - 1] == 1
+            W.spawn(function.__name__ if alone else f"consumer{number}", function, arguments)
 
 
 def launch(world: World, kernel: Any, given: dict[str, Any]) -> str:

@@ -21,11 +21,6 @@ TILE, SEGMENT_TILES, TABLE = 128, 4, 32
 BARS = [word for word in getsource(gluon.prefill_hopper_kernel.fn).split() if word.endswith(("_full", "free"))]
 
 
-class Whole(int):
-    def to(self, _: Any) -> int:
-        return int(self)
-
-
 @dataclass(slots=True, frozen=True)
 class Pointer:
     values: list[int]
@@ -53,7 +48,7 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         "warpgroup_mma": host.product,
         "warpgroup_mma_wait": host.product_wait,
         "fence_async_shared": lambda: None,
-        "find_sequence": lambda *given: Whole(search(*given)),
+        "find_sequence": lambda *given: host.Whole(search(*given)),
         "seen": seen,
         "clear_tail": clear_tail,
         "store_rows": store_rows,
@@ -188,9 +183,14 @@ def test_no_schedule_stops_the_kernel_or_changes_an_operation(size: int) -> None
 
 
 PLANTED = {
-    "parity producer q_free": "deadlock",
-    "wait producer q_free": "",
-    "wait producer free": "",
+    "parity keys_producer q_free": "deadlock",
+    "wait keys_producer q_free": "",
+    "wait keys_producer free": "",
+    "parity values_producer q_full": "",
+    "wait values_producer q_full": "",
+    "wait values_producer free": "",
+    "parity values_producer free": "",
+    "arrive values_producer q_free": "deadlock",
     "wait consumer0 k_full": "is read before it is there",
     "wait consumer1 v_full": "is read before it is there",
     "arrive consumer0 q_free": "deadlock",
