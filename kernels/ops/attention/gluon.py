@@ -1,8 +1,9 @@
 """Prefill attention for Hopper in Gluon: the arithmetic of `prefill_kernel` in triton.py, bit for bit.
 
-One program per multiprocessor takes items, a block of queries of one head each, by tickets. Two producer warps, one for
-queries and keys and one for values, move them by TMA to consumer warpgroups of 64 query rows each: two at head 128,
-three at head 64. While these end an item, the next one's queries and first keys are on their way.
+One program per multiprocessor takes items, a block of queries of one head each, by tickets. Producer warps move their
+queries, keys and values by TMA to consumer warpgroups of 64 query rows each. At head 128 there are two consumers, one
+producer of queries and keys and one of values; at head 64 three consumers, and one producer of all. While the consumers
+end an item, the next one's queries and first keys are on their way.
 Each warpgroup overlaps the score product of the next tile with the value product of the last one; two start their
 products in turn. The folded total of earlier segments waits in shared memory.
 D head size; an item, and base: see gluon_rows.py.
@@ -12,16 +13,27 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from samebits.kernels.ops.attention.gluon_items import (
+    COUNT,
+    FIELDS,
+    FIRST_ROW,
+    FIRST_TOKEN,
+    HEAD,
+    KV_LEN,
+    Q_LEN,
+    got,
+    keys_producer,
+    producer,
+    values_producer,
+)
 from samebits.kernels.ops.attention.gluon_parts import (
-    PANEL,
     ROWS,
     TILE,
-    find_sequence,
     give_turn,
-    load_tile,
     parts,
+    producers,
     stages,
     store_rows,
     total_layout,
@@ -29,23 +41,6 @@ from samebits.kernels.ops.attention.gluon_parts import (
     wait_turn,
 )
 from samebits.kernels.ops.attention.gluon_rows import begin, end
-
-FIELDS = gl.constexpr(8)
-"""Integers of an item in shared memory, of which seven are used."""
-FIRST_TOKEN, FIRST_ROW, Q_LEN, KV_LEN, COUNT, HEAD, SEQUENCE = (gl.constexpr(i) for i in range(7))
-"""Which is which. COUNT: its tiles, 0 where there is no item any more."""
-
-
-@gluon.jit
-def put(item_smem, field: gl.constexpr, value):
-    """By the keys' producer, before the queries' barrier."""
-    item_smem.index(field).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + value)
-
-
-@gluon.jit
-def got(item_smem, field: gl.constexpr, WARPS: gl.constexpr = 4):
-    """By one of the others, of so many warps, behind it."""
-    return gl.max(item_smem.index(field).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
 
 
 @gluon.jit
@@ -88,125 +83,6 @@ def consumer(
         tiles = got(item_smem, COUNT)
     if turns(D) and PART == 0:
         wait_turn(PART)
-
-
-@gluon.jit
-def locate(ticket, cu_ptr, len_ptr, B, heads, blocks, GROUP, LEAVE, D: gl.constexpr):
-    """The item of a ticket: (sequence, head, first token, first row, query length, key length, tiles).
-
-    Heads of a section come side by side, its longest block first, section after section. Tiles 0: nothing to do.
-    """
-    BLOCK: gl.constexpr = parts(D) * ROWS
-    row = ticket // heads
-    section = row // blocks
-    h = section * heads + ticket - row * heads
-    tile_q = blocks - 1 - (row - section * blocks)
-    b = find_sequence(cu_ptr, tile_q, B, BLOCK)
-    start = gl.load(cu_ptr + b)
-    q_len = gl.load(cu_ptr + b + 1) - start
-    kv_len = gl.load(len_ptr + b)
-    local = (tile_q - (start // BLOCK + b)) * BLOCK
-    tiles = gl.cdiv(gl.minimum(kv_len, kv_len - q_len + local + BLOCK), TILE)
-    return b, h, start, local, q_len, kv_len, gl.where((local < q_len) & (q_len * GROUP > LEAVE), tiles, 0)
-
-
-@gluon.jit
-def boxes_of(slots, desc, D: gl.constexpr):
-    """Slots of tiles as boxes, panel by panel."""
-    BOX: gl.constexpr = desc.block_shape[0]
-    COUNT: gl.constexpr = slots.shape[0] * (TILE // BOX) * (D // PANEL)
-    return slots._reinterpret(slots.dtype, [COUNT, BOX, PANEL], desc.layout)
-
-
-@gluon.jit
-def keys_producer(descs, shared, where, D: gl.constexpr, PAGE: gl.constexpr):
-    """One warp: takes items, tells the others, and loads queries and keys into slots as they are freed."""
-    smem, item_smem, q_bars, bars = shared
-    q_all, k_smem, _ = smem
-    q_full, q_free = q_bars
-    k_full, _, free = bars
-    q_desc, k_desc = descs
-    pointers, sizes, ratios, work = where
-    k_ratio, k_head = ratios
-    table_ptr, cu_ptr, kv_cu_ptr, len_ptr, ticket_ptr = pointers
-    B, table_stride, GROUP, LEAVE = sizes
-    heads, blocks, items = work
-    STAGES: gl.constexpr = stages(D)
-    PARTS: gl.constexpr = parts(D)
-    BOXES: gl.constexpr = (TILE // k_desc.block_shape[0]) * (D // PANEL)
-    k_boxes = boxes_of(k_smem, k_desc, D)
-    base, done = 0, 0
-    ticket = gl.program_id(0)
-    while ticket < items:
-        b, h, start, local, q_len, kv_len, tiles = locate(ticket, cu_ptr, len_ptr, B, heads, blocks, GROUP, LEAVE, D)
-        if tiles > 0:
-            table = table_ptr + b.to(gl.int64) * table_stride
-            kv_start = gl.load(kv_cu_ptr + b)
-            k_from = k_desc, h // GROUP * k_head, k_ratio
-            slot = base % STAGES
-            mbarrier.wait(free.index(slot), ((base // STAGES) & 1) ^ 1)
-            load_tile(k_from, k_boxes, slot * BOXES, k_full.index(slot), table, 0, kv_start, kv_len, D, PAGE)
-            mbarrier.wait(q_free, (done & 1) ^ 1)
-            put(item_smem, FIRST_TOKEN, start)
-            put(item_smem, FIRST_ROW, local)
-            put(item_smem, Q_LEN, q_len)
-            put(item_smem, KV_LEN, kv_len)
-            put(item_smem, COUNT, tiles)
-            put(item_smem, HEAD, h)
-            put(item_smem, SEQUENCE, b)
-            gl.thread_barrier()
-            mbarrier.expect(q_full, PARTS * ROWS * D * 2)
-            for part in gl.static_range(PARTS):
-                tma.async_copy_global_to_shared(q_desc, [start + local + part * ROWS, h * D], q_full, q_all.index(part))
-            for j in range(1, tiles):
-                i = base + j
-                slot = i % STAGES
-                mbarrier.wait(free.index(slot), ((i // STAGES) & 1) ^ 1)
-                load_tile(k_from, k_boxes, slot * BOXES, k_full.index(slot), table, j, kv_start, kv_len, D, PAGE)
-            base += tiles
-            done += 1
-        # The answer may take its time: the consumers have the tiles of all stages to go.
-        ticket = gl.num_programs(0) + gl.atomic_add(ticket_ptr, 1, sem="relaxed")
-    mbarrier.wait(q_free, (done & 1) ^ 1)
-    put(item_smem, COUNT, 0)
-    gl.thread_barrier()
-    mbarrier.arrive(q_full, count=1)
-
-
-@gluon.jit
-def values_producer(v_desc, shared, where, D: gl.constexpr, PAGE: gl.constexpr):
-    """Another warp: loads the values of the items that the first one takes, and reads these as a consumer does.
-
-    Of small pages a tile has many boxes, which one warp sends for one after the other: two are done sooner."""
-    smem, item_smem, q_bars, bars = shared
-    _, _, v_smem = smem
-    q_full, q_free = q_bars
-    _, v_full, free = bars
-    pointers, sizes = where
-    table_ptr, kv_cu_ptr = pointers
-    table_stride, GROUP, v_ratio, v_head = sizes
-    STAGES: gl.constexpr = stages(D)
-    BOXES: gl.constexpr = (TILE // v_desc.block_shape[0]) * (D // PANEL)
-    v_boxes = boxes_of(v_smem, v_desc, D)
-    base, done = 0, 0
-    mbarrier.wait(q_full, 0)
-    tiles = got(item_smem, COUNT, 1)
-    while tiles > 0:
-        b, kv_len, h = got(item_smem, SEQUENCE, 1), got(item_smem, KV_LEN, 1), got(item_smem, HEAD, 1)
-        mbarrier.arrive(q_free, count=1)
-        table = table_ptr + b.to(gl.int64) * table_stride
-        kv_start = gl.load(kv_cu_ptr + b)
-        v_from = v_desc, h // GROUP * v_head, v_ratio
-        for j in range(tiles):
-            i = base + j
-            slot = i % STAGES
-            # Values are freed with the keys of the tile behind them.
-            mbarrier.wait(free.index((i + 1) % STAGES), (((i + 1) // STAGES) & 1) ^ 1)
-            load_tile(v_from, v_boxes, slot * BOXES, v_full.index(slot), table, j, kv_start, kv_len, D, PAGE)
-        base += tiles
-        done += 1
-        mbarrier.wait(q_full, done & 1)
-        tiles = got(item_smem, COUNT, 1)
 
 
 @gluon.jit(
@@ -275,17 +151,18 @@ def prefill_hopper_kernel(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
-    mbarrier.init(q_free, count=PARTS + 1)  # the values' producer, too
+    mbarrier.init(q_free, count=PARTS + producers(D) - 1)  # a values' producer, too
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(free.index(i), count=PARTS)
     fence_async_shared()
     bars, q_bars, out = (k_full, v_full, free), (q_full, q_free), (out_ptr, H)
-    shared, ratios, work = (smem, item_smem, q_bars, bars), (k_ratio, k_head), (heads, blocks, items)
-    k_from = (table_ptr, cu_ptr, kv_cu_ptr, len_ptr, ticket_ptr), (B, table_stride, GROUP, LEAVE), ratios, work
-    v_from = (table_ptr, kv_cu_ptr), (table_stride, GROUP, v_ratio, v_head)
+    shared, work = (smem, item_smem, q_bars, bars), (heads, blocks, items)
+    pointers, sizes = (table_ptr, cu_ptr, kv_cu_ptr, len_ptr, ticket_ptr), (B, table_stride, GROUP, LEAVE)
     if PARTS == 2:
+        k_from = pointers, sizes, (k_ratio, k_head), work
+        v_from = (table_ptr, kv_cu_ptr), (table_stride, GROUP, v_ratio, v_head)
         gl.warp_specialize(
             [
                 (consumer, (smem, total_0, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 0)),
@@ -297,15 +174,15 @@ def prefill_hopper_kernel(
             [240, 24, 24],
         )
     else:
+        kv_from = pointers, sizes, (k_ratio, v_ratio, k_head, v_head), work
         total_2 = gl.allocate_shared_memory(gl.float32, [ROWS, D], total_layout(D))
         gl.warp_specialize(
             [
                 (consumer, (smem, total_0, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 0)),
                 (consumer, (smem, total_1, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 1)),
                 (consumer, (smem, total_2, item_smem, q_bars, bars, out, c, D, SEGMENT_TILES, 2)),
-                (keys_producer, ((q_desc, k_desc), shared, k_from, D, PAGE)),
-                (values_producer, (v_desc, shared, v_from, D, PAGE)),
+                (producer, ((q_desc, k_desc, v_desc), shared, kv_from, D, PAGE)),
             ],
-            [4, 4, 1, 1],
-            [160, 160, 24, 24],
+            [4, 4, 1],
+            [160, 160, 24],
         )

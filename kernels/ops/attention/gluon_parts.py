@@ -1,4 +1,4 @@
-"""Parts of the prefill attention kernel for Hopper (gluon.py): layouts, the arithmetic of a tile, loads and stores.
+"""Parts of the prefill attention kernel for Hopper (gluon.py): layouts, the arithmetic of a tile, stores.
 
 R query rows of a warpgroup, N keys of a tile, D head size; _O: rows in the layout of the output.
 """
@@ -10,7 +10,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -31,6 +30,12 @@ def stages(D):
 def parts(D):
     """Consumer warpgroups, ROWS query rows each: at head 64 the registers suffice for three."""
     return 2 if D == 128 else 3
+
+
+@gluon.constexpr_function
+def producers(D):
+    """Warps that load: two at head 128; at head 64 a tile has half the boxes and one is faster."""
+    return 2 if D == 128 else 1
 
 
 @gluon.constexpr_function
@@ -57,18 +62,6 @@ def total_layout(D):
     return gl.SharedLinearLayout(
         [[0, 1], [0, 8], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [8, 0], *columns, [16, 0], [32, 0]]
     )
-
-
-@gluon.jit
-def find_sequence(cu_ptr, tile, B, BLOCK: gl.constexpr):
-    low, high = 0, B
-    while low < high:
-        middle = (low + high) // 2
-        if gl.load(cu_ptr + middle) // BLOCK + middle <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
 
 
 @gluon.jit
@@ -196,34 +189,3 @@ def store_rows(out_RD, total_smem, out_ptr, start, first, q_len, h, H):
         smem.load(W),
         mask=gl.expand_dims(row_R < q_len, 1),
     )
-
-
-@gluon.jit
-def page_of(table_ptr, n, kv_len, PAGE: gl.constexpr):
-    """Page of key n, of the last key for those behind it."""
-    return gl.load(table_ptr + gl.minimum(n, kv_len - 1) // PAGE)
-
-
-@gluon.jit
-def load_tile(source, boxes, first_box, bar, table_ptr, j, first_row, kv_len, D: gl.constexpr, PAGE: gl.constexpr):
-    """One tile of keys or values into its slot: boxes of a page (at most 128 rows) x PANEL columns.
-
-    source: descriptor, first column of the head, rows from page to page. A page number is loaded while the
-    box before it is sent for: otherwise each waits for a load. PAGE 0: rows lie side by side from first_row on.
-    """
-    desc, column, ratio = source
-    BOX: gl.constexpr = desc.block_shape[0]
-    if PAGE > 0:
-        page = page_of(table_ptr, j * TILE, kv_len, PAGE)
-    mbarrier.expect(bar, TILE * D * 2)
-    for i in gl.static_range(TILE // BOX):
-        n = j * TILE + i * BOX
-        if PAGE == 0:
-            row = first_row + n
-        else:
-            row = page * ratio + n % PAGE
-            if i + 1 < TILE // BOX:
-                page = page_of(table_ptr, n + BOX, kv_len, PAGE)
-        for panel in gl.static_range(D // PANEL):
-            box = boxes.index(first_box + panel * (TILE // BOX) + i)
-            tma.async_copy_global_to_shared(desc, [row, column + panel * PANEL], bar, box)

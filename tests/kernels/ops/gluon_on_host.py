@@ -7,6 +7,7 @@ or is used before it was waited for. What a warpgroup does to its own memory is 
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-ROW_TILES, PANEL = 64, 64
+ROW_TILES, PANEL, WARP = 64, 64, 32
 
 
 class Fault(AssertionError):
@@ -31,6 +32,20 @@ class Whole(int):
 
     def to(self, _: Any) -> int:
         return int(self)
+
+
+class Lanes(tuple[int, ...]):
+    """An integer that is another one in each thread of a warp."""
+
+    @staticmethod
+    def each(operation: Callable[..., int], *operands: Any) -> Lanes:
+        whole = [x if isinstance(x, Lanes) else (x,) * WARP for x in operands]
+        return Lanes(operation(*numbers) for numbers in zip(*whole, strict=True))
+
+
+for _name in ("add", "mul", "floordiv", "mod"):
+    setattr(Lanes, f"__{_name}__", lambda a, b, name=_name: Lanes.each(getattr(operator, name), a, b))
+    setattr(Lanes, f"__r{_name}__", lambda a, b, name=_name: Lanes.each(getattr(operator, name), b, a))
 
 
 @dataclass(slots=True)
@@ -50,7 +65,8 @@ class Thread:
 class World:
     """What the programs of one launch share, and who runs next.
 
-    planted: "wait NAME BAR", "parity NAME BAR", "arrive NAME BAR" or "turn WORD NAME": what warpgroup NAME leaves out.
+    planted: "wait NAME BAR", "parity NAME BAR", "arrive NAME BAR" or "turn WORD NAME": what warpgroup NAME leaves out;
+    "lane NAME": it asks the thread beside the right one.
     """
 
     def __init__(self, random: Random, size: int, box: int, programs: int, planted: str) -> None:
@@ -300,6 +316,10 @@ def assembly(code: str, _: str, operands: list[Any], **__: Any) -> Any:
     """PTX of the kernel: a value where it is, named barriers of two warpgroups, instructions."""
     if code == "mov.b32 $0, $1;":
         return operands[0]
+    if "%laneid" in code:
+        return Lanes(range(WARP))
+    if code.startswith("shfl.sync.idx.b32 $0, $1, $2, 31,"):
+        return operands[0][operands[1] ^ (W.planted == f"lane {W.now.name}")]
     if not code.startswith("bar."):
         return made("ptx", code, *operands)
     word, number = code.removeprefix("bar.").split(",")[0].split(" ")
@@ -336,8 +356,9 @@ class Language:
     def num_programs(self, _: int) -> int:
         return W.programs
 
-    def load(self, pointer: Any) -> int:
-        return int(pointer.values[pointer.at])
+    def load(self, pointer: Any) -> Any:
+        at, values = pointer.at, pointer.values
+        return Lanes.each(lambda i: int(values[i]), at) if isinstance(at, Lanes) else int(values[at])
 
     def atomic_add(self, _: Any, count: int, sem: str) -> int:
         W.pause()
@@ -354,6 +375,8 @@ class Language:
         return made("where", condition, a, b) if isinstance(condition, Expr) else (a if condition else b)
 
     def minimum(self, a: Any, b: Any) -> Any:
+        if isinstance(a, Lanes):
+            return Lanes.each(min, a, b)
         return min(a, b) if isinstance(a, int) else made("minimum", a, b)
 
     def maximum(self, a: Any, b: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.kernels.ops.attention import dispatch, gluon, gluon_parts
+from samebits.kernels.ops.attention import dispatch, gluon, gluon_items, gluon_parts
 from samebits.kernels.ops.attention_varlen import dispatch as varlen
 
 KERNEL = gluon.prefill_hopper_kernel
@@ -61,11 +61,11 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         where=lambda condition, a, b: a if condition else b,
         minimum=min,
     )
-    for module in (gluon, gluon_parts):
+    for module in (gluon, gluon_items):
         monkeypatch.setattr(module, "gl", words)
     for name in ("ROWS", "TILE"):
-        monkeypatch.setattr(gluon, name, getattr(gluon, name).value)
-    monkeypatch.setattr(gluon, "find_sequence", gluon_parts.find_sequence.fn)
+        monkeypatch.setattr(gluon_items, name, getattr(gluon_items, name).value)
+    monkeypatch.setattr(gluon_items, "find_sequence", gluon_items.find_sequence.fn)
     monkeypatch.setattr(gluon, "prefill_hopper_kernel", LAUNCHES)
     monkeypatch.setattr(dispatch, "l2_bytes_of", lambda _: 1 << 30)
     monkeypatch.setattr(dispatch, "fits_hopper", lambda *_: True)
@@ -93,13 +93,14 @@ def rows_taken(launch: Launch) -> Counter[tuple[int, int]]:
     sizes = [given[name] for name in ("B", "heads", "blocks", "GROUP", "LEAVE")]
     found: Counter[tuple[int, int]] = Counter()
     for ticket in range(given["items"]):
-        item = gluon.locate.fn(ticket, Pointer(starts), Pointer(keys), *sizes, size)
+        item = gluon_items.locate.fn(ticket, Pointer(starts), Pointer(keys), *sizes, size)
         b, head, first, local, length, key_length, tiles = item
         if tiles == 0:
             continue
-        last = min(local + gluon_parts.parts(size) * gluon.ROWS, length)
+        rows = gluon_parts.parts(size) * gluon_items.ROWS
+        last = min(local + rows, length)
         assert (first, length, key_length) == (starts[b], starts[b + 1] - starts[b], keys[b])
-        assert tiles == -(-min(key_length, key_length - length + local + gluon_parts.parts(size) * gluon.ROWS) // 128)
+        assert tiles == -(-min(key_length, key_length - length + local + rows) // 128)
         found.update((head, first + row) for row in range(local, last))
     return found
 
