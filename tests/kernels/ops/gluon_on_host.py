@@ -7,168 +7,14 @@ or is used before it was waited for. What a warpgroup does to its own memory is 
 
 from __future__ import annotations
 
-import operator
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-ROW_TILES, PANEL, WARP = 64, 64, 32
+from tests.kernels.ops import gluon_world as world
+from tests.kernels.ops.gluon_values import WARP, Expr, Lanes, Token, Whole, layout, made
+from tests.kernels.ops.gluon_world import Thread, World, require
 
-
-class Fault(AssertionError):
-    """What a schedule shows to be wrong."""
-
-
-def require(holds: bool, what: str) -> None:
-    if not holds:
-        raise Fault(what)
-
-
-class Whole(int):
-    """An integer of the kernel."""
-
-    def to(self, _: Any) -> int:
-        return int(self)
-
-
-class Lanes(tuple[int, ...]):
-    """An integer that is another one in each thread of a warp."""
-
-    @staticmethod
-    def each(operation: Callable[..., int], *operands: Any) -> Lanes:
-        whole = [x if isinstance(x, Lanes) else (x,) * WARP for x in operands]
-        return Lanes(operation(*numbers) for numbers in zip(*whole, strict=True))
-
-
-for _name in ("add", "mul", "floordiv", "mod"):
-    setattr(Lanes, f"__{_name}__", lambda a, b, name=_name: Lanes.each(getattr(operator, name), a, b))
-    setattr(Lanes, f"__r{_name}__", lambda a, b, name=_name: Lanes.each(getattr(operator, name), b, a))
-
-
-@dataclass(slots=True)
-class Thread:
-    """A warpgroup or a producer's warp: it runs until it pauses, and goes on when it is chosen and `ready`."""
-
-    name: str
-    program: int
-    weight: int = 1
-    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    ready: Callable[[], bool] | None = None
-    done: bool = False
-    products: list[Token] = field(default_factory=list)
-    allocated: list[str] = field(default_factory=list)
-
-
-class World:
-    """What the programs of one launch share, and who runs next.
-
-    planted: "wait NAME BAR", "parity NAME BAR", "arrive NAME BAR" or "turn WORD NAME": what warpgroup NAME leaves out;
-    "lane NAME": it asks the thread beside the right one.
-    """
-
-    def __init__(self, random: Random, size: int, box: int, programs: int, planted: str) -> None:
-        self.random, self.size, self.box, self.programs, self.planted = random, size, box, programs, planted
-        self.tickets, self.fault = 0, ""
-        self.threads: list[Thread] = []
-        self.landing: list[Callable[[], None]] = []
-        self.named: dict[tuple[int, str], SimpleNamespace] = {}
-        self.stored: dict[tuple[int, int, int], Expr] = {}
-        self.back = threading.Semaphore(0)
-        self.now = Thread("launch", 0)
-        self.interned: dict[Any, int] = {}
-
-    def spawn(self, name: str, function: Any, arguments: tuple[Any, ...]) -> None:
-        thread = Thread(name, self.now.program, self.random.choice((1, 1, 5, 25)))
-
-        def body() -> None:
-            thread.go.acquire()
-            try:
-                function(*arguments)
-            except Fault as fault:
-                self.fault = self.fault or f"{name}: {fault}"
-            except Exception as error:
-                self.fault = self.fault or f"{name}: {error!r}"
-            thread.done = True
-            self.back.release()
-
-        self.threads.append(thread)
-        threading.Thread(target=body, daemon=True).start()
-
-    def pause(self, ready: Callable[[], bool] | None = None) -> None:
-        thread = self.now
-        thread.ready = ready
-        self.back.release()
-        thread.go.acquire()
-        require(not self.fault, "another one failed")
-
-    def run(self) -> str:
-        """All threads to their end; the first fault."""
-        while live := [thread for thread in self.threads if not thread.done]:
-            ready = [t for t in live if self.fault or t.ready is None or t.ready()]
-            if not ready and not self.landing:
-                self.fault = self.fault or f"deadlock of {[t.name for t in live]}"
-            elif self.landing and (not ready or self.random.random() < self.random.choice((0.05, 0.5))):
-                self.landing.pop(self.random.randrange(len(self.landing)))()
-            else:
-                self.now = self.random.choices(ready, [t.weight for t in ready])[0]
-                self.now.go.release()
-                self.back.acquire()
-        left = self.landing or any(barrier.arrived for barrier in self.named.values())
-        return self.fault or ("loads or arrivals are left" if left else "")
-
-
-W: World
-"""The launch that is run."""
-
-
-class Expr:
-    """A tensor: `id` is equal where it was computed by the same operations from the same things."""
-
-    def __init__(self, *key: Any) -> None:
-        self.id = W.interned.setdefault(key, len(W.interned))
-
-    @property
-    def shape(self) -> list[int]:
-        return [ROW_TILES, W.size]
-
-    @property
-    def type(self) -> SimpleNamespace:
-        return SimpleNamespace(layout=layout())
-
-    def to(self, *kind: Any, **how: Any) -> Expr:
-        return made("to", self, *map(str, kind), *map(str, how.items()))
-
-
-def layout(*_: Any, **__: Any) -> SimpleNamespace:
-    return SimpleNamespace(instr_shape=[16, W.size, 16])
-
-
-def key_of(value: Any) -> Any:
-    require(not isinstance(value, Token), "a product is used before it was waited for")
-    if isinstance(value, Expr):
-        return "tensor", value.id
-    return ("layout",) if isinstance(value, SimpleNamespace | list) else (type(value).__name__, repr(value))
-
-
-def made(operation: str, *operands: Any) -> Expr:
-    return Expr(operation, *map(key_of, operands))
-
-
-for _name in ("add", "sub", "mul", "truediv", "eq", "ne", "lt", "le", "and"):
-    setattr(Expr, f"__{_name}__", lambda a, b, name=_name: made(name, a, b))
-    setattr(Expr, f"__r{_name}__", lambda a, b, name=_name: made(name, b, a))
-
-
-class Token:
-    """A product that was started."""
-
-    def __init__(self, value: Expr, reads: list[Slot]) -> None:
-        self.value, self.reads, self.done = value, [(slot, slot.content()) for slot in reads], False
-        for slot in reads:
-            slot.readers += 1
+PANEL = 64
 
 
 class Slot:
@@ -193,7 +39,7 @@ class Slot:
 
 class Slots:
     def __init__(self, name: str, dtype: str, shape: list[int]) -> None:
-        boxes = 1 if name == "q" else (shape[1] // W.box) * (W.size // PANEL)
+        boxes = 1 if name == "q" else (shape[1] // world.W.box) * (world.W.size // PANEL)
         self.all, self.dtype, self.shape = [Slot(name, boxes, dtype, shape[1:]) for _ in range(shape[0])], dtype, shape
 
     def index(self, number: int) -> Slot:
@@ -211,11 +57,11 @@ class Cell:
         self.value: Any = None
 
     def store(self, value: Any) -> None:
-        W.pause()
+        world.W.pause()
         self.value = value
 
     def load(self, _: Any) -> Any:
-        W.pause()
+        world.W.pause()
         require(self.value is not None, "memory is read before it is written")
         return self.value
 
@@ -259,19 +105,19 @@ class MBarrier:
 
     @staticmethod
     def wait(bar: Bar, phase: int, pred: bool = True) -> None:
-        phase ^= W.planted == f"parity {W.now.name} {bar.name}"
-        pred = pred and W.planted != f"wait {W.now.name} {bar.name}"
-        W.pause((lambda: bar.phase & 1 != phase) if pred else None)
+        phase ^= world.W.planted == f"parity {world.W.now.name} {bar.name}"
+        pred = pred and world.W.planted != f"wait {world.W.now.name} {bar.name}"
+        world.W.pause((lambda: bar.phase & 1 != phase) if pred else None)
 
     @staticmethod
     def arrive(bar: Bar, count: int) -> None:
-        W.pause()
-        if W.planted != f"arrive {W.now.name} {bar.name}":
+        world.W.pause()
+        if world.W.planted != f"arrive {world.W.now.name} {bar.name}":
             bar.came(count)
 
     @staticmethod
     def expect(bar: Bar, size: int) -> None:
-        W.pause()
+        world.W.pause()
         bar.bytes += size
         bar.came(1)
 
@@ -279,7 +125,7 @@ class MBarrier:
 def copy(desc: Any, at: list[int], bar: Bar, box: Any) -> None:
     """TMA: a box lands at any time from now on."""
     slot, number = box if isinstance(box, tuple) else (box, 0)
-    W.pause()
+    world.W.pause()
     require(slot.readers == 0, f"{slot.name} is loaded into while a product reads it")
     slot.boxes.pop(number, None)
     slot.cleared = None
@@ -289,21 +135,21 @@ def copy(desc: Any, at: list[int], bar: Bar, box: Any) -> None:
         bar.bytes -= desc.block_shape[0] * desc.block_shape[1] * 2
         bar.turn()
 
-    W.landing.append(land)
+    world.W.landing.append(land)
 
 
 def product(a: Any, b: Any, acc: Any, use_acc: bool, is_async: bool) -> Token:
-    W.pause()
+    world.W.pause()
     operands = [x.load(None) if isinstance(x, Slot) else x for x in (a, b)]
     value = made("product", *operands, acc) if use_acc else made("product", *operands)
-    W.now.products.append(Token(value, [x for x in (a, b) if isinstance(x, Slot)]))
-    return W.now.products[-1]
+    world.W.now.products.append(Token(value, [x for x in (a, b) if isinstance(x, Slot)]))
+    return world.W.now.products[-1]
 
 
 def product_wait(left: int, deps: list[Token]) -> Expr:
-    W.pause()
-    while len(W.now.products) > left:
-        token = W.now.products.pop(0)
+    world.W.pause()
+    while len(world.W.now.products) > left:
+        token = world.W.now.products.pop(0)
         token.done = True
         for slot, content in token.reads:
             slot.readers -= 1
@@ -319,20 +165,20 @@ def assembly(code: str, _: str, operands: list[Any], **__: Any) -> Any:
     if "%laneid" in code:
         return Lanes(range(WARP))
     if code.startswith("shfl.sync.idx.b32 $0, $1, $2, 31,"):
-        return operands[0][operands[1] ^ (W.planted == f"lane {W.now.name}")]
+        return operands[0][operands[1] ^ (world.W.planted == f"lane {world.W.now.name}")]
     if not code.startswith("bar."):
         return made("ptx", code, *operands)
     word, number = code.removeprefix("bar.").split(",")[0].split(" ")
-    barrier = W.named.setdefault((W.now.program, number), SimpleNamespace(arrived=0, turns=0))
-    W.pause()
-    if W.planted == f"turn {word} {W.now.name}":
+    barrier = world.W.named.setdefault((world.W.now.program, number), SimpleNamespace(arrived=0, turns=0))
+    world.W.pause()
+    if world.W.planted == f"turn {word} {world.W.now.name}":
         return None
     barrier.arrived += 1
     turns = barrier.turns
     if barrier.arrived == 2:
         barrier.arrived, barrier.turns = 0, turns + 1
     if word == "sync":
-        W.pause(lambda: barrier.turns > turns)
+        world.W.pause(lambda: barrier.turns > turns)
     return None
 
 
@@ -351,19 +197,19 @@ class Language:
         return layout if name.endswith("Layout") else lambda *given, **_: made(name, *given)
 
     def program_id(self, _: int) -> int:
-        return W.now.program
+        return world.W.now.program
 
     def num_programs(self, _: int) -> int:
-        return W.programs
+        return world.W.programs
 
     def load(self, pointer: Any) -> Any:
         at, values = pointer.at, pointer.values
         return Lanes.each(lambda i: int(values[i]), at) if isinstance(at, Lanes) else int(values[at])
 
     def atomic_add(self, _: Any, count: int, sem: str) -> int:
-        W.pause()
-        W.tickets += count
-        return W.tickets - count
+        world.W.pause()
+        world.W.tickets += count
+        return world.W.tickets - count
 
     def thread_barrier(self) -> None:
         return None
@@ -398,7 +244,7 @@ class Language:
         return value
 
     def allocate_shared_memory(self, dtype: str, shape: list[int], _: Any) -> Any:
-        names = W.now.allocated
+        names = world.W.now.allocated
         if dtype == "int64":
             names.append(self.bars[len([name for name in names if name in self.bars])])
             return Bar(names[-1], shape[0])
@@ -411,14 +257,13 @@ class Language:
         assert len(parts) - 1 == len(warps) == len(registers)
         for number, (function, arguments) in enumerate(parts):
             alone = number > 0 and warps[number - 1] == 1
-            W.spawn(function.__name__ if alone else f"consumer{number}", function, arguments)
+            world.W.spawn(function.__name__ if alone else f"consumer{number}", function, arguments)
 
 
-def launch(world: World, kernel: Any, given: dict[str, Any]) -> str:
+def launch(batch: World, kernel: Any, given: dict[str, Any]) -> str:
     """Run a kernel that was taken apart by `stand_in`; the first fault."""
-    global W
-    W = world
-    for program in range(world.programs):
-        world.now = Thread("launch", program)
+    world.W = batch
+    for program in range(batch.programs):
+        batch.now = Thread("launch", program)
         kernel(**given)
-    return world.run()
+    return batch.run()

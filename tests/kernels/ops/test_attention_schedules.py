@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.kernels.ops import gluon_on_host as host
+from tests.kernels.ops import gluon_world
 
 from samebits.kernels.ops.attention import dispatch, gluon, gluon_items, gluon_loads, gluon_parts, gluon_rows
 
@@ -64,17 +65,17 @@ def seen(scores: Any, position: int, tile: int) -> Any:
 
 
 def clear_tail(slot: host.Slot, valid: int) -> None:
-    host.W.pause()
-    host.require(slot.cleared in (None, valid), "another tail was cleared")
-    host.require(slot.cleared == valid or slot.readers == 0, "values are cleared while a product reads them")
+    gluon_world.W.pause()
+    gluon_world.require(slot.cleared in (None, valid), "another tail was cleared")
+    gluon_world.require(slot.cleared == valid or slot.readers == 0, "values are cleared while a product reads them")
     slot.cleared = valid
 
 
 def store_rows(out: Any, total: host.Cell, _: Any, start: int, first: int, length: int, head: int, heads: int) -> None:
-    host.W.pause()
+    gluon_world.W.pause()
     total.value = None
-    host.require((head, start, first) not in host.W.stored, "rows are stored twice")
-    host.W.stored[head, start, first] = out
+    gluon_world.require((head, start, first) not in gluon_world.W.stored, "rows are stored twice")
+    gluon_world.W.stored[head, start, first] = out
 
 
 class Batch:
@@ -97,7 +98,7 @@ class Batch:
         self.ratio = self.page + random.choice((0, 16))
         self.blocks = dispatch.blocks_for(self.starts[-1], batch, self.rows) - (planted == "blocks")
         self.sections, self.items = random.choice((1, 2)), self.heads * self.blocks
-        self.world = host.World(random, size, self.box, min(self.items, random.choice((1, 1, 2, 3))), planted)
+        self.world = gluon_world.World(random, size, self.box, min(self.items, random.choice((1, 1, 2, 3))), planted)
 
     def given(self, planted: str) -> dict[str, Any]:
         numbers = (len(self.lengths), TABLE * 4, self.ratio + (planted == "pages"), self.ratio, self.head, self.head)
@@ -226,7 +227,7 @@ def test_page_numbers_of_the_tile_before_are_seen(monkeypatch: pytest.MonkeyPatc
     late = "keys_producer" if name == "k" else "values_producer"
 
     def pages(table: Any, j: int, *sizes: int) -> Any:
-        return pages_of(table, max(j - (host.W.now.name == late), 0), *sizes)
+        return pages_of(table, max(j - (gluon_world.W.now.name == late), 0), *sizes)
 
     monkeypatch.setattr(gluon_items, "pages_of", pages)
     assert any("other operations" in fault(seed, 128) for seed in range(60))
