@@ -1,7 +1,7 @@
 """What the Hopper kernel's TMA loads of: queries and caches as matrices, cut into boxes.
 
-Descriptors are made at every call, in an engine dozens of times per step: their layouts and their checks, which are
-those of `fits_hopper`, are done once per kind.
+A launch that ran before needs no descriptor; where one is made, layouts and checks, which are those of `facts_of` and
+`of_boxes`, are done once per kind.
 """
 
 from __future__ import annotations

@@ -130,7 +130,8 @@ def decode(
     segments = triton.cdiv(max(max_seq_len, 1), segment_tiles * TILE)
     best, staged, steps = decode_form(batch, key_heads, segments, processors_of(q.device))
     splits, stages = best if splits is None else splits, staged if stages is None else stages
-    early = early and splits > 1 and not _interpreted()
+    # GPUs before Hopper know no launch that begins while the one before it runs.
+    early = early and splits > 1 and not _interpreted() and not (q.is_cuda and _major(q.device) < 9)
     ran("attention decode" if splits == 1 else "attention decode, merge")
     partial = stat = out
     rows = max(most_rows, 1) * (heads // key_heads)

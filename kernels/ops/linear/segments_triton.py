@@ -200,9 +200,13 @@ def fold_kernel(
     tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@cache
 def _compiled() -> bool:
-    """Not under the interpreter, which knows no launch that begins while the one before it runs."""
-    return isinstance(fold_kernel, triton.runtime.JITFunction)
+    """Not under the interpreter nor on GPUs before Hopper: they know no launch that begins while the one before it
+    runs."""
+    if not isinstance(fold_kernel, triton.runtime.JITFunction):
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 9
 
 
 @cache
