@@ -11,8 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from samebits.kernels.ops.boxes import ELEMENTS, SwizzledBoxes
 from samebits.kernels.ops.launch import Form
-from samebits.kernels.ops.linear.boxes import ELEMENTS, SwizzledBoxes
 from samebits.kernels.ops.linear.gluon import linear_hopper_kernel
 
 ROWS = 64

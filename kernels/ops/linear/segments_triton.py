@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from samebits.kernels.ops.boxes import Boxes
 from samebits.kernels.ops.launch import Form
 from samebits.kernels.ops.linear.arrivals import arrivals
-from samebits.kernels.ops.linear.boxes import Boxes
 from samebits.kernels.ops.linear.segments import SEGMENTS, length, segments
 from samebits.kernels.ops.linear.triton import Config
 

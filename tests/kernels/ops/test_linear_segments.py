@@ -249,7 +249,7 @@ def test_matrices_of_one_kind_of_boxes_are_one_specialization_of_triton() -> Non
     from triton._C.libtriton import native_specialize_impl
     from triton.backends.compiler import BaseBackend
 
-    from samebits.kernels.ops.linear.boxes import Boxes, SwizzledBoxes
+    from samebits.kernels.ops.boxes import Boxes, SwizzledBoxes
 
     for form in (Boxes, SwizzledBoxes):
         seen: dict[Any, set[str]] = {}

@@ -1,4 +1,4 @@
-"""What TMA loads of in the linear operator: tokens and weights as matrices [rows, columns], cut into boxes.
+"""What TMA loads of: tensors as matrices [rows, columns], cut into boxes.
 
 A launch that ran before needs no descriptor, only where a matrix lies and how large it is.
 """
@@ -19,7 +19,8 @@ ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 class Boxes(NamedTuple):
-    """A dense matrix; kind: dtype, rows and columns of a box. For Triton's kernels."""
+    """base as a matrix whose rows begin `stride` elements apart; kind: dtype, rows and columns of a box. For Triton's
+    kernels."""
 
     base: Tensor
     rows: int
